@@ -1,0 +1,45 @@
+# Targets for people and for CI: `make tune` and `make test` work from a fresh clone.
+PYTHON ?= python3
+VENV ?= .venv
+# Another package index for a smaller build of torch, for example TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
+JOBS ?= 2
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+
+.PHONY: setup tune test check lint types imports format clean bench-quality bench-dispatch
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml setup.py
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --upgrade "pip>=25.1"
+	$(PY) -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --group dev
+	$(PY) -m pip install --quiet --no-build-isolation --editable .
+	touch $@
+
+tune: setup
+	$(VENV)/bin/fibc tune defs/gemm.json --out build/
+
+test: check
+	$(PY) -m pytest -n $(JOBS) -m "e2e and not gpu"
+
+check: setup lint types imports
+	$(PY) -m pytest -n $(JOBS) -m "not e2e and not gpu"
+
+lint: setup
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+types: setup
+	$(VENV)/bin/mypy
+
+imports: setup
+	$(VENV)/bin/lint-imports
+
+format: setup
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,42 @@
+"""The search space of a template: tunables and the constraints between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fibc.schema.candidate import ConfigValue
+
+
+@dataclass(frozen=True)
+class Tunable:
+    """A named choice. Choices of integers are ordered; the first is the default."""
+
+    name: str
+    choices: tuple[ConfigValue, ...]
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A law between tunables and constant axes, in the safe language of ``fibc.schema.expression``."""
+
+    expression: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Space:
+    """What a study may ask for.
+
+    Attributes:
+        template: Name of the template, ``gemm/matvec``.
+        tunables: In the template's order.
+        constraints: All must hold, checked before a build.
+        constants: Names that constraints may use beside tunables: constant axes by role (``N``), dtype sizes in bytes,
+            ``size`` (the key's upper end, in elements of its first feature).
+    """
+
+    template: str
+    tunables: tuple[Tunable, ...]
+    constraints: tuple[Constraint, ...]
+    constants: Mapping[str, int]
