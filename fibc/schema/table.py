@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fibc.schema.callspec import CallSpec
 from fibc.schema.candidate import Candidate, Guards
-from fibc.schema.decision import Decision
+from fibc.schema.decision import Comparison, Decision
 from fibc.schema.feature import Cell, Feature
 
 
@@ -87,6 +87,9 @@ class DispatchTable:
         expected_false_replacements: At most alpha times the number of replaced keys.
         partial: The budget ended first, or the user interrupted.
         num_boundary_rejected: Rows that the boundary set rejected.
+        boundary: Evidence of the boundary workloads that fell into replaced cells.
+        mismatches: Templates that do not serve this definition, each with its reason.
+        fingerprint: Digest of everything that the decisions depend on; equal means that a new run has nothing to do.
         created: ISO date and time, UTC.
         fibc_version: What made it.
     """
@@ -111,3 +114,6 @@ class DispatchTable:
     num_boundary_rejected: int
     created: str
     fibc_version: str
+    fingerprint: str = ""
+    boundary: tuple[Comparison, ...] = ()
+    mismatches: tuple[tuple[str, str], ...] = ()
