@@ -1,0 +1,239 @@
+"""The append-only log of evidence: every evaluation, raw sample, gate and decision of one definition."""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import msgpack
+import zstandard
+
+from fibc.errors import RecordError
+from fibc.paths import atomic_write
+from fibc.schema.candidate import Candidate
+from fibc.schema.codec import from_plain, to_plain
+from fibc.schema.decision import Decision
+from fibc.schema.evaluation import Evaluation, SessionSamples
+
+T = TypeVar("T")
+
+_log = logging.getLogger("fibc.records")
+
+MAGIC = b"fRC1"
+"""Begins every frame; the digit is the format's version. A reader that lost its place looks for the next one."""
+
+_HEADER = struct.Struct("<4sII")
+"""Magic, length of the payload in bytes, CRC-32 of length and payload."""
+
+_MAX_PAYLOAD_BYTES = 1 << 28
+"""Bound of one unpacked record: a session's samples take kilobytes, and a hostile file shall not take the memory."""
+
+DURABLE_KINDS = frozenset({"gate", "decision"})
+"""Kinds that are synced to the disk at once. The others survive the death of the process, and lose at most the tail to
+a power failure: an fsync costs more than many a trial, and a lost trial only costs its repetition."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One fact.
+
+    Attributes:
+        kind: ``candidate``, ``evaluation``, ``samples``, ``decision``, ``gate``, ``note``, or one of another version.
+        definition: Digest of the definition that it is about.
+        environment: Digest of the environment that it was seen in.
+        value: Plain data, as ``fibc.schema.codec.to_plain`` gives it.
+    """
+
+    kind: str
+    definition: str
+    environment: str
+    value: Any
+
+
+class RecordLog:
+    """The records of one definition, in one file that only grows.
+
+    A frame is MAGIC, length, CRC-32 and zstd-compressed msgpack, written with one ``write`` to a file opened for
+    appending. So a killed run leaves at most one torn frame at the end. Reading skips what is torn or damaged with one
+    warning, and finds everything behind it. Records of another digest of the definition are evidence of something else:
+    they stay in the file, and no typed lookup returns them.
+
+    One process at a time appends (``fibc.lock``); any number may read meanwhile.
+    """
+
+    def __init__(self, path: Path, *, definition: str, environment: str) -> None:
+        """Open the log; touches no disk.
+
+        Args:
+            path: The file; made with its directory by the first append.
+            definition: Digest of the definition that is tuned now.
+            environment: Digest of the environment of this run.
+        """
+        self.path = path
+        self.definition = definition
+        self.environment = environment
+        self._handle: int | None = None
+        self._warned = False
+
+    def append(self, kind: str, value: Any) -> None:
+        """Add a record of this definition and environment; ``value`` is a dataclass of the schema, or plain data.
+
+        Raises:
+            RecordError: If it cannot be written whole; every record before it is kept.
+        """
+        plain = value if isinstance(value, dict | list | str | int | float | bool | None) else to_plain(value)
+        frame = _frame(Record(kind, self.definition, self.environment, plain))
+        try:
+            if self._handle is None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            _write_whole(self._handle, frame)
+            if kind in DURABLE_KINDS:
+                os.fsync(self._handle)
+        except OSError as error:
+            raise RecordError(
+                f"{self.path}: a record of {len(frame)} bytes cannot be written: {error.strerror or error} "
+                "(earlier records are kept; make room, then run the same command again)"
+            ) from error
+
+    def sync(self) -> None:
+        """Wait until every record is on the disk.
+
+        Raises:
+            RecordError: If the disk refuses.
+        """
+        if self._handle is not None:
+            try:
+                os.fsync(self._handle)
+            except OSError as error:
+                raise RecordError(f"{self.path}: cannot be synced: {error.strerror or error}") from error
+
+    def close(self) -> None:
+        """Sync and close; the log may be read, and appended to, again."""
+        if self._handle is not None:
+            try:
+                self.sync()
+            finally:
+                os.close(self._handle)
+                self._handle = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def read(self) -> Iterator[Record]:
+        """Yield every whole record in the order of writing, of every kind, definition and environment.
+
+        Raises:
+            RecordError: If the file is there and cannot be read.
+        """
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise RecordError(f"{self.path}: cannot be read: {error.strerror or error}") from error
+        lost_bytes = 0
+        offset = 0
+        while offset < len(data):
+            record, end = _parse(data, offset)
+            if record is None:
+                end = data.find(MAGIC, offset + 1)
+                end = len(data) if end < 0 else end
+                lost_bytes += end - offset
+            else:
+                yield record
+            offset = end
+        if lost_bytes and not self._warned:
+            self._warned = True
+            _log.warning(
+                "%s: %d bytes are torn or damaged and are ignored; every other record is kept", self.path, lost_bytes
+            )
+
+    def own(self, kind: str) -> Iterator[Any]:
+        """Yield the plain values of ``kind`` that hold for this definition and environment."""
+        for record in self.read():
+            if (record.kind, record.definition, record.environment) == (kind, self.definition, self.environment):
+                yield record.value
+
+    def candidates(self) -> dict[str, Candidate]:
+        """Return the recorded candidates by digest."""
+        return {candidate.digest: candidate for candidate in self._typed("candidate", Candidate)}
+
+    def evaluations(self) -> dict[tuple[str, str], Evaluation]:
+        """Return the last evaluation of each (key, candidate digest)."""
+        return {(item.key, item.candidate): item for item in self._typed("evaluation", Evaluation)}
+
+    def samples(self, stage: str | None = None) -> tuple[SessionSamples, ...]:
+        """Return the raw samples, of one stage or of all, in the order of writing."""
+        return tuple(item for item in self._typed("samples", SessionSamples) if stage is None or item.stage == stage)
+
+    def decisions(self) -> tuple[Decision, ...]:
+        """Return the last decision of each cell, sorted by cell."""
+        last = {item.cell: item for item in self._typed("decision", Decision)}
+        return tuple(last[cell] for cell in sorted(last))
+
+    def num_void(self) -> int:
+        """Return how many records are evidence of another digest of the definition."""
+        return sum(record.definition != self.definition for record in self.read())
+
+    def compact(self, keep: Callable[[Record], bool]) -> None:
+        """Rewrite the log, in one step, with the whole records for which ``keep`` holds.
+
+        Raises:
+            RecordError: If the new log cannot be written; the old one is as it was.
+        """
+        frames = b"".join(_frame(record) for record in self.read() if keep(record))
+        self.close()
+        atomic_write(self.path, frames)
+
+    def _typed(self, kind: str, schema: type[T]) -> Iterator[T]:
+        for value in self.own(kind):
+            try:
+                yield from_plain(schema, value)
+            except ValueError as error:  # written by a version with another schema
+                if not self._warned:
+                    self._warned = True
+                    _log.warning("%s: a %s of another version of fibc is ignored: %s", self.path, kind, error)
+
+
+def _frame(record: Record) -> bytes:
+    plain = [record.kind, record.definition, record.environment, record.value]
+    payload = zstandard.ZstdCompressor(level=3).compress(msgpack.packb(plain, use_bin_type=True))
+    length = struct.pack("<I", len(payload))
+    return _HEADER.pack(MAGIC, len(payload), zlib.crc32(length + payload)) + payload
+
+
+def _parse(data: bytes, offset: int) -> tuple[Record | None, int]:
+    """Return the record that begins at ``offset`` and where it ends; None where none does."""
+    start = offset + _HEADER.size
+    if len(data) < start or not data.startswith(MAGIC, offset):
+        return None, offset
+    _, length, crc = _HEADER.unpack_from(data, offset)
+    payload = data[start : start + length]
+    if len(payload) != length or zlib.crc32(struct.pack("<I", length) + payload) != crc:
+        return None, offset
+    try:
+        plain = zstandard.ZstdDecompressor().decompress(payload, max_output_size=_MAX_PAYLOAD_BYTES)
+        kind, definition, environment, value = msgpack.unpackb(plain, raw=False, strict_map_key=False)
+    except (zstandard.ZstdError, msgpack.UnpackException, ValueError):
+        return None, offset
+    return Record(kind, definition, environment, value), start + length
+
+
+def _write_whole(handle: int, frame: bytes) -> None:
+    """Write ``frame`` with one write; a short one (disk full, file size limit) is completed or raises."""
+    rest = memoryview(frame)
+    while rest:
+        rest = rest[os.write(handle, rest) :]

@@ -1,0 +1,57 @@
+"""Settings: the defaults of options, each with its reason, and every environment variable the tuner reads.
+
+``FIBC_DISABLE`` and ``FIBC_ACCEPT_CPU`` are not here: generated modules read them, without fibc.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+DEFAULT_TRIALS = 24
+"""Trials per key. Most spaces hold tens to hundreds of configs, and a key also starts from its neighbour's best."""
+
+DEFAULT_BUDGET_S = 600.0
+"""Seconds for a whole run, warm-up, reference, builds and module included."""
+
+DEFAULT_TIMEOUT_S = 60.0
+"""Seconds for one candidate's build, and for its validation and first rung. A variant compiles in about 0.5 s."""
+
+DEFAULT_ALPHA = 0.05
+"""Error per key."""
+
+DEFAULT_MIN_SPEEDUP_CPU = 1.02
+"""Margin on a CPU that other work may share: layout alone moves a session by up to 2 % there."""
+
+DEFAULT_MIN_SPEEDUP_GPU = 1.01
+"""Margin on a GPU."""
+
+DEFAULT_SPLIT = (0.6, 0.2, 0.2)
+"""Fractions of the recorded workloads that go to the tune, boundary and test sets."""
+
+DEFAULT_SEED = 0
+"""Seed of the search, the inputs and the order of measurements."""
+
+DEFAULT_LOCK_WAIT_S = 60.0
+"""Seconds a second run on one ``--out`` waits for the first before it refuses."""
+
+
+def cache_dir() -> Path | None:
+    """Return where the cache lives: ``$FIBC_CACHE_DIR``, else ``fibc`` in the XDG cache directory.
+
+    None where neither is known (no ``HOME`` and no entry in the password database). Nothing is created.
+    """
+    if chosen := os.environ.get("FIBC_CACHE_DIR"):
+        return Path(chosen).absolute()
+    xdg = os.environ.get("XDG_CACHE_HOME", "")
+    if Path(xdg).is_absolute():  # the XDG specification: a relative path is invalid and must be ignored
+        return Path(xdg) / "fibc"
+    try:
+        return Path.home() / ".cache" / "fibc"
+    except RuntimeError:
+        return None
+
+
+def cxx() -> str | None:
+    """Return the C++ compiler that ``$CXX`` names, or None where the toolchain shall find one."""
+    return os.environ.get("CXX") or None
