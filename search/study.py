@@ -1,0 +1,251 @@
+"""One Optuna study per (definition, key, target): asked for configs worth a build, told what became of them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import optuna
+from optuna.trial import TrialState, create_trial
+
+from fibc import settings
+from fibc.schema.digest import digest_text
+from fibc.schema.evaluation import Status
+from fibc.schema.space import Space
+from fibc.search.sampler import distributions, fixed_template, make_sampler, parameters, suggest
+from fibc.search.space import Config, ConfigSpace
+from fibc.search.store import StoredStudy, StudyStore, Trial
+
+HOPELESS = math.log(0.8)
+"""A value (ln native / candidate) below which a config is far behind: a trial's value is a median of a few paired
+rounds and off by some percent on a bad machine, and 20 % is several times that."""
+
+DESIGN_TRIALS = 10
+DESIGN_TRIALS_PER_TEMPLATE = 4
+"""Trials before the model leads, and before a key may be given up: the larger of the two counts. They hold the
+neighbour's best, every template's default, and draws from every template's whole space."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A config that keeps every constraint and has no value yet.
+
+    Attributes:
+        number: What ``KeyStudy.tell`` wants; counts from 0 in this process.
+    """
+
+    number: int
+    template: str
+    config: Config
+
+
+class KeyStudy:
+    """The search of one key, made by ``open_study``. One thread at a time.
+
+    The sampler works on a study in memory, and finished trials go to the store. So a proposal costs milliseconds, what
+    is refused before a build never reaches the disk, and the store holds nothing but facts.
+    """
+
+    def __init__(
+        self,
+        spaces: Sequence[Space],
+        *,
+        seed: int,
+        trials: int,
+        sampler: str,
+        warm_start: Sequence[tuple[str, Config]],
+        stored: StoredStudy | None,
+    ) -> None:
+        self._spaces = {space.template: ConfigSpace(space) for space in spaces}
+        self._trials = trials
+        self._stored = stored
+        self._queue = list(warm_start)
+        for template, space in self._spaces.items():
+            if (default := space.default()) is not None:
+                self._queue.append((template, default))
+        self.num_design = max(DESIGN_TRIALS, DESIGN_TRIALS_PER_TEMPLATE * len(self._spaces), len(self._queue))
+        self._rng = random.Random(seed)
+        self._sampled = optuna.create_study(
+            direction="maximize", sampler=make_sampler(sampler, seed=seed, num_startup=self.num_design)
+        )
+        self._numbers = itertools.count()
+        self._turn = itertools.cycle(self._spaces)
+        self._open: dict[int, tuple[Proposal, optuna.Trial]] = {}
+        self._seen: set[tuple[str, Config]] = set()
+        self._empty: set[str] = set()
+        self.finished: list[Trial] = []
+
+    @property
+    def stopped(self) -> str | None:
+        """Why there is nothing more to ask for, or None.
+
+        Giving a key up can only keep native: the price of a wrong one is a gain that is missed, never a slower table.
+        """
+        if not self._spaces:
+            return "no template matches"
+        num = len(self.finished)
+        if num >= self._trials:
+            return f"all {num} trials are done"
+        values = [trial.value for trial in self.finished if trial.value is not None]
+        if num >= self.num_design and max(values, default=-math.inf) < HOPELESS:
+            best = f"the best reached {math.exp(max(values)):.2f} of native's speed" if values else "all failed"
+            return f"given up after {num} trials: {best}"
+        if len(self._empty) == len(self._spaces):
+            return f"every valid config was tried ({num})"
+        return None
+
+    def ask(self) -> Proposal | None:
+        """Return the next config to build and time; None where the study has stopped, or waits for open proposals."""
+        if self.stopped or len(self.finished) + len(self._open) >= self._trials:
+            return None
+        drawn = self._draw()
+        if drawn is None:
+            return None
+        trial, template, config = drawn
+        self._seen.add((template, config))
+        proposal = Proposal(next(self._numbers), template, config)
+        self._open[proposal.number] = proposal, trial
+        return proposal
+
+    def ask_batch(self, num: int) -> tuple[Proposal, ...]:
+        """Return up to ``num`` proposals, to build side by side; the model takes open ones for bad, so they spread."""
+        return tuple(itertools.islice(iter(self.ask, None), num))
+
+    def tell(self, number: int, value: float | None, status: Status = Status.PASSED, reason: str = "") -> None:
+        """Finish a proposal.
+
+        Args:
+            number: Of an open proposal.
+            value: ln(native latency / candidate latency), finite; None where the candidate failed.
+            status: What became of it.
+            reason: Why it failed.
+
+        Raises:
+            RecordError: If the storage does not take it.
+        """
+        if value is not None and not math.isfinite(value):
+            raise ValueError(f"a trial's value must be finite, got {value}")
+        proposal, trial = self._open.pop(number)
+        finished = Trial(proposal.template, proposal.config, value, status, reason)
+        if value is None:
+            trial.set_user_attr("status", status.value)
+            trial.set_user_attr("reason", reason)
+            self._sampled.tell(trial, state=TrialState.FAIL)
+        else:
+            self._sampled.tell(trial, value)
+        self.finished.append(finished)
+        if self._stored is not None:
+            self._stored.add(finished, self._spaces[finished.template].space)
+
+    def best(self, num: int = 1) -> tuple[Trial, ...]:
+        """Return the ``num`` best trials, best first. A choice of what to confirm, never a claim."""
+        passed = [trial for trial in self.finished if trial.value is not None]
+        return tuple(sorted(passed, key=lambda trial: -_value(trial))[:num])
+
+    def learn(self, trial: Trial, *, store: bool) -> None:
+        """Take a trial that is known already as finished; it will not be proposed. Others' configs are passed over."""
+        space = self._spaces.get(trial.template)
+        place = trial.template, trial.config
+        if space is None or place in self._seen or not space.holds(trial.config):
+            return
+        self._seen.add(place)
+        if trial.value is not None:
+            self._sampled.add_trial(
+                create_trial(
+                    value=trial.value,
+                    params=parameters(space, trial.config),
+                    distributions=distributions(space, list(self._spaces)),
+                )
+            )
+        self.finished.append(trial)
+        if store and self._stored is not None:
+            self._stored.add(trial, space.space)
+
+    def _draw(self) -> tuple[optuna.Trial, str, Config] | None:
+        """Return an unseen valid config with its open trial: queued, else drawn, else the nearest to what was drawn."""
+        while self._queue:
+            template, config = self._queue.pop(0)
+            if self._is_new(template, config):
+                return self._fix(template, config)
+        turn = len(self.finished) + len(self._open) < self.num_design
+        while len(self._empty) < len(self._spaces):
+            if turn:  # every template gets its share of the design, and one that is used up no more
+                template = next(name for name in self._turn if name not in self._empty)
+                self._sampled.enqueue_trial(fixed_template(template))
+            trial = self._sampled.ask()
+            template, config = suggest(trial, self._spaces)
+            if self._is_new(template, config):
+                return trial, template, config
+            self._sampled.tell(trial, state=TrialState.FAIL)  # the samplers pass over failed trials
+            for near in self._spaces[template].near(config, self._rng):
+                if (template, near) not in self._seen:
+                    return self._fix(template, near)
+            self._empty.add(template)
+            turn = True
+        return None
+
+    def _is_new(self, template: str, config: Config) -> bool:
+        return (
+            (template, config) not in self._seen and template in self._spaces and self._spaces[template].holds(config)
+        )
+
+    def _fix(self, template: str, config: Config) -> tuple[optuna.Trial, str, Config]:
+        self._sampled.enqueue_trial(parameters(self._spaces[template], config))
+        trial = self._sampled.ask()
+        suggest(trial, self._spaces)
+        return trial, template, config
+
+
+def open_study(
+    store: StudyStore | None,
+    name: str,
+    spaces: Sequence[Space],
+    *,
+    seed: int = settings.DEFAULT_SEED,
+    trials: int = settings.DEFAULT_TRIALS,
+    warm_start: Sequence[tuple[str, Config]] = (),
+    record: Mapping[tuple[str, Config], float | None] | None = None,
+    fresh: bool = False,
+    sampler: str = "tpe",
+) -> KeyStudy:
+    """Open the study ``name``, or go on with it.
+
+    Args:
+        store: Where finished trials go and come from; None keeps them in memory.
+        name: Holds all that makes values comparable: definition, key, target, environment, digest of the templates.
+        spaces: Of the templates that match, in a fixed order; may be empty.
+        seed: Of the search. Equal seeds, spaces, records and answers give equal proposals.
+        trials: Trials per key, known ones included.
+        warm_start: Configs to try first, best first, for example a neighbour's; those outside ``spaces`` are dropped.
+        record: What is known from elsewhere: values by (template, config), None for a candidate that failed.
+        fresh: Forget the trials stored under ``name``.
+        sampler: ``tpe`` or ``random``.
+
+    Raises:
+        InputError: If the storage does not answer.
+        SchemaError: If a space is malformed.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # else Optuna prints a line for every study
+    stored = store.open(name, spaces, fresh=fresh) if store is not None else None
+    known = list(stored.trials()) if stored is not None else []
+    recorded = [
+        Trial(template, config, value, Status.PASSED if value is not None else Status.RUNTIME_ERROR)
+        for (template, config), value in (record or {}).items()
+    ]
+    # A resumed search must not draw its first configs again, so what is known is part of the seed.
+    drawn = int(digest_text(str(seed), name, str(len(known) + len(recorded))), 16) % 2**32
+    study = KeyStudy(spaces, seed=drawn, trials=trials, sampler=sampler, warm_start=warm_start, stored=stored)
+    for trial in known:
+        study.learn(trial, store=False)
+    for trial in recorded:
+        study.learn(trial, store=True)
+    if stored is not None:
+        stored.note("seed", seed)
+    return study
+
+
+def _value(trial: Trial) -> float:
+    return -math.inf if trial.value is None else trial.value
