@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fibc.errors import SchemaError
@@ -15,23 +16,44 @@ class Feature:
     Attributes:
         numerator: Name of an axis.
         denominator: Name of another axis, or None.
-        edges: Strictly increasing inclusive upper bounds; cell ``i`` is ``(edges[i-1], edges[i]]``, the first ``[1, edges[0]]``.
+        edges: Strictly increasing inclusive upper bounds; cell ``i`` is ``(edges[i-1], edges[i]]``, the first
+            ``[1, edges[0]]``.
     """
 
     numerator: str
     denominator: str | None
     edges: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        increasing = all(low < high for low, high in zip((0, *self.edges), self.edges, strict=False))
+        if not self.edges or not increasing:
+            raise SchemaError(f"feature {self.name}: edges must be strictly increasing and >= 1, got {self.edges}")
+
     @property
     def name(self) -> str:
         return self.numerator if self.denominator is None else f"{self.numerator} / {self.denominator}"
 
     def value(self, axes: Mapping[str, int]) -> int:
-        """Return the feature of ``axes``: the axis, or ``ceil(numerator / denominator)`` (0 where the denominator is 0)."""
+        """Return the axis, or ``ceil(numerator / denominator)`` (0 where the denominator is 0)."""
         if self.denominator is None:
             return axes[self.numerator]
         bottom = axes[self.denominator]
         return -(-axes[self.numerator] // bottom) if bottom > 0 else 0
+
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """Return the ``(first, last)`` of every cell, without a gap from 1 to the last edge."""
+        return tuple(zip((1, *(edge + 1 for edge in self.edges[:-1])), self.edges, strict=True))
+
+    def range_of(self, value: int) -> tuple[int, int] | None:
+        """Return the ``(first, last)`` that holds ``value``, or None where it is below 1 or above the last edge."""
+        if not 1 <= value <= self.edges[-1]:
+            return None
+        return self.ranges()[bisect_left(self.edges, value)]
+
+
+def feature_values(features: Sequence[Feature], axes: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the coordinates of ``axes``: one value per feature, in their order."""
+    return tuple(feature.value(axes) for feature in features)
 
 
 @dataclass(frozen=True, order=True)

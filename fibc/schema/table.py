@@ -49,12 +49,14 @@ class NativeSource:
         source: Module text with ``call(*inputs)`` and, where it has one, ``call_out(*inputs, *outputs)``.
         origin: ``option``, ``fi_api``, ``builtin`` or ``reference``.
         digest: Of ``source``.
+        note: Why something that comes earlier in that order was passed over; empty where nothing was.
     """
 
     name: str
     source: str
     origin: str
     digest: str
+    note: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,310 @@
+"""Inputs of a definition from a seed: what a workload recorded, and what stands in for what it did not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from fibc.adversarial import adversarial_cases
+from fibc.errors import InputError
+from fibc.schema.definition import Definition, TensorSpec
+from fibc.schema.digest import digest_text
+from fibc.schema.expression import parse
+from fibc.schema.workload import Workload
+from fibc.structure import synthesise
+
+Input = torch.Tensor | int | float | bool
+
+COLD_FACTOR = 4
+"""Copies of the weights total this many times the last-level cache, so that a rotation never finds one in it."""
+
+RAM_FRACTION = 0.25
+"""Copies take at most this part of the memory."""
+
+BLOCK_ELEMS = 1_048_573
+"""Distinct random values of a tensor: a prime, so that a larger tensor, which repeats the block, has no two equal rows
+at a distance that a wrong index could produce. Filling 8192 x 4096 takes 0.05 s so, 0.28 s without it (one core of an
+Intel Xeon with AMX, torch 2.13.0, one thread)."""
+
+NORM_WEIGHT_SPREAD = 0.1
+"""Standard deviation of the weights of norms, around 1."""
+
+SCALARS: Mapping[str, float] = {
+    "eps": 1e-6,
+    "epsilon": 1e-6,
+    "local_expert_offset": 0,
+    "routed_scaling_factor": 2.5,
+}
+"""Scalars by name where a workload recorded none; a softmax scale is 1 / sqrt(head dimension), any other scalar 1."""
+
+_HEAD_DIMS = ("head_dim", "head_size", "qk_dim", "head_dim_ckv")
+_SOFTMAX_SCALES = frozenset({"sm_scale", "scale", "softmax_scale"})
+
+
+def make(
+    definition: Definition,
+    axes: Mapping[str, int],
+    seed: int,
+    workload: Workload | None = None,
+    dataset_root: Path | None = None,
+) -> dict[str, Input]:
+    """Return one value per input of ``definition``, in call order; equal arguments give equal bits.
+
+    Dense inputs are normal: activations with a deviation of 1, weights (constant axes, rank 2 and more) with 1 /
+    sqrt(contracted size), so that a product stays O(1), weights of norms around 1. Scalars and stored tensors come from
+    ``workload``. Structured inputs that it did not store are made from its uuid, so that they are the same in every
+    session, while dense values follow ``seed``.
+
+    Runs no parallel region where ``torch.get_num_threads()`` is 1.
+
+    Args:
+        axes: Every var axis.
+        dataset_root: Directory that the paths of stored tensors are relative to; without it they are made too.
+
+    Raises:
+        InputError: If the definition's constraints do not hold, or torch has no such dtype.
+    """
+    sizes = {**definition.const_axes, **axes}
+    structure_seed = _derived_seed(workload.uuid if workload is not None else repr(sorted(axes.items())))
+    structured = synthesise(definition, sizes, structure_seed)
+    values: dict[str, Input] = {}
+    for name, spec in definition.inputs.items():
+        stored = _stored(definition, name, workload, dataset_root)
+        if stored is not None:
+            values[name] = stored
+        elif spec.shape is None:
+            values[name] = _scalar(definition, name, spec, sizes)
+        elif name in structured:
+            values[name] = torch.from_numpy(structured[name]).to(torch_dtype(spec.dtype))
+        else:
+            generator = torch.Generator().manual_seed(_derived_seed(f"{seed}:{name}"))
+            values[name] = _dense(definition, name, spec, sizes, generator)
+    _check_constraints(definition, sizes, values)
+    return values
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return torch's dtype of a definition's dtype ``name``.
+
+    Raises:
+        InputError: If this torch has none.
+    """
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise InputError(f"dtype: must be one that torch {torch.__version__} computes with, got {name}")
+    return dtype
+
+
+def residency(definition: Definition) -> dict[str, str]:
+    """Return ``cold`` for weights (rank 2 and more, constant axes only: read once a call, long evicted) and ``hot`` for
+    everything else (just written by the operator before)."""
+    return {name: "cold" if _is_weight(definition, spec) else "hot" for name, spec in definition.inputs.items()}
+
+
+def num_copies(definition: Definition, l3_bytes: int, ram_bytes: int) -> int:
+    """Return how many copies of the cold inputs a rotation needs, at least 1.
+
+    Args:
+        l3_bytes: Size of the last-level cache.
+        ram_bytes: Memory of the machine; copies take at most a quarter of it.
+    """
+    cold = residency(definition)
+    bytes_of_one = sum(
+        math.prod(definition.const_axes[axis] for axis in spec.shape or ()) * torch_dtype(spec.dtype).itemsize
+        for name, spec in definition.inputs.items()
+        if cold[name] == "cold"
+    )
+    if bytes_of_one == 0:
+        return 1
+    return max(1, min(-(-COLD_FACTOR * l3_bytes // bytes_of_one), int(ram_bytes * RAM_FRACTION) // bytes_of_one))
+
+
+def cold_copies(definition: Definition, inputs: Mapping[str, Input], count: int) -> list[dict[str, Input]]:
+    """Return ``count`` times ``inputs``: the first itself, the others with copies of the cold inputs."""
+    cold = residency(definition)
+    return [
+        {
+            name: value.clone() if index > 0 and cold[name] == "cold" and isinstance(value, torch.Tensor) else value
+            for name, value in inputs.items()
+        }
+        for index in range(count)
+    ]
+
+
+def adversarial(
+    definition: Definition, axes: Mapping[str, int], seed: int, workload: Workload | None = None
+) -> Iterator[tuple[str, dict[str, Input]]]:
+    """Yield named inputs that break kernels which ordinary inputs do not.
+
+    The cases are those of ``fibc.adversarial``; the definition's reference says what is right.
+
+    Only dense floating-point inputs change, most of them only where an axis varies: probabilities stay such, indexes
+    stay valid. Tensors that a case leaves alone are shared between the cases.
+    """
+    plain = make(definition, axes, seed, workload)
+    sizes = {**definition.const_axes, **axes}
+    dense = {
+        name: value
+        for name, value in plain.items()
+        if isinstance(value, torch.Tensor) and value.numel() > 0 and _is_plain(name, definition.inputs[name])
+    }
+    varying = [name for name in dense if _varies(definition, definition.inputs[name])]
+    typical = {
+        name: _deviation(definition, name, sizes) if len(definition.inputs[name].shape or ()) >= 2 else 1.0
+        for name in dense
+    }
+    generator = torch.Generator().manual_seed(_derived_seed(f"{seed}:adversarial"))
+    for label, changed in adversarial_cases(dense, varying or list(dense), typical, generator):
+        yield label, {**plain, **changed}
+
+
+# Dense values ---------------------------------------------------------------------------------------------------------
+
+
+def _dense(
+    definition: Definition, name: str, spec: TensorSpec, sizes: Mapping[str, int], generator: torch.Generator
+) -> torch.Tensor:
+    """Return a floating-point or bool input."""
+    shape = tuple(sizes[axis] for axis in spec.shape or ())
+    dtype = torch_dtype(spec.dtype)
+    num_elems = math.prod(shape)
+    block = torch.randn(min(num_elems, BLOCK_ELEMS), generator=generator)
+    if dtype is torch.bool:
+        block = block > 0
+    elif name == "probs" and len(shape) == 2:
+        logits = _tile(block.mul_(3), num_elems).view(shape)
+        return torch.softmax(logits, dim=-1).to(dtype)
+    elif name == "top_p":
+        block = 0.9 + 0.1 * torch.erf(block.abs_())
+    elif name == "A_log":
+        block = torch.log(1 + 15 * torch.erf(block.abs_()))
+    elif _is_scale(name):
+        block = _scale_of_quantised(definition, name, sizes) * (1 + NORM_WEIGHT_SPREAD * block.clamp_(-3, 3))
+    elif _is_norm_weight(definition, name, spec):
+        block.mul_(NORM_WEIGHT_SPREAD).add_(1)
+    else:
+        block.mul_(_deviation(definition, name, sizes))
+    return _tile(block.to(dtype), num_elems).view(shape)
+
+
+def _tile(block: torch.Tensor, num_elems: int) -> torch.Tensor:
+    """Return ``num_elems`` elements that repeat ``block``."""
+    if num_elems <= block.numel():
+        return block
+    tiled = torch.empty(num_elems, dtype=block.dtype)
+    num_whole = num_elems // block.numel()
+    tiled[: num_whole * block.numel()].view(num_whole, block.numel()).copy_(block)
+    tiled[num_whole * block.numel() :].copy_(block[: num_elems - num_whole * block.numel()])
+    return tiled
+
+
+def _is_float(spec: TensorSpec) -> bool:
+    return spec.shape is not None and spec.dtype.startswith(("float", "bfloat"))
+
+
+def _is_weight(definition: Definition, spec: TensorSpec) -> bool:
+    return spec.shape is not None and len(spec.shape) >= 2 and not _varies(definition, spec)
+
+
+def _varies(definition: Definition, spec: TensorSpec) -> bool:
+    return any(axis not in definition.const_axes for axis in spec.shape or ())
+
+
+def _is_norm_weight(definition: Definition, name: str, spec: TensorSpec) -> bool:
+    one_constant_axis = len(spec.shape or ()) == 1 and not _varies(definition, spec)
+    return one_constant_axis and "bias" not in name
+
+
+def _is_scale(name: str) -> bool:
+    return name.endswith(("_scale", "_scales", "_scale_inv", "_scalar"))
+
+
+def _is_plain(name: str, spec: TensorSpec) -> bool:
+    """Return whether any finite value may stand in ``name``."""
+    return _is_float(spec) and name not in ("probs", "top_p", "A_log") and not _is_scale(name)
+
+
+def _deviation(definition: Definition, name: str, sizes: Mapping[str, int]) -> float:
+    """Return the standard deviation that keeps products O(1): 1, or 1 / sqrt(contracted size) for a weight.
+
+    Quantised weights whose scale is another input have 1 (they would underflow): the scale has the factor.
+    """
+    if any(f"{name}{suffix}" in definition.inputs for suffix in ("_scale", "_scales", "_scale_inv")):
+        return 1.0
+    return _shrink(definition, name, sizes)
+
+
+def _scale_of_quantised(definition: Definition, name: str, sizes: Mapping[str, int]) -> float:
+    quantised = name.rpartition("_scale")[0]
+    return _shrink(definition, quantised, sizes) if quantised in definition.inputs else 1.0
+
+
+def _shrink(definition: Definition, name: str, sizes: Mapping[str, int]) -> float:
+    spec = definition.inputs[name]
+    shape = spec.shape or ()
+    if not _is_float(spec) or len(shape) < 2:
+        return 1.0
+    in_outputs = {axis for output in definition.outputs.values() for axis in output.shape or ()}
+    if _is_weight(definition, spec):
+        missing = [axis for axis in shape if axis not in in_outputs]
+        contracted = missing[0] if len(shape) == 2 and len(missing) == 1 else shape[-1]
+        return 1 / math.sqrt(max(sizes[contracted], 1))
+    earlier = {axis for other in _inputs_before(definition, name) for axis in other.shape or ()}
+    shared = [axis for axis in shape if axis in earlier and axis not in in_outputs]
+    return 1 / math.sqrt(max(sizes[shared[-1]], 1)) if shared else 1.0
+
+
+def _inputs_before(definition: Definition, name: str) -> Iterator[TensorSpec]:
+    for other, spec in definition.inputs.items():
+        if other == name:
+            return
+        if _is_float(spec) and len(spec.shape or ()) >= 2:
+            yield spec
+
+
+# Scalars, stored tensors, constraints ---------------------------------------------------------------------------------
+
+
+def _scalar(definition: Definition, name: str, spec: TensorSpec, sizes: Mapping[str, int]) -> Input:
+    if name in _SOFTMAX_SCALES:
+        head_dim = next((sizes[axis] for axis in _HEAD_DIMS if axis in sizes), 1)
+        return 1 / math.sqrt(head_dim)
+    value = SCALARS.get(name, 1)
+    if spec.dtype == "bool":
+        return bool(value)
+    return int(value) if spec.dtype.startswith(("int", "uint")) else float(value)
+
+
+def _stored(definition: Definition, name: str, workload: Workload | None, dataset_root: Path | None) -> Input | None:
+    """Return what ``workload`` recorded for an input, or None where it recorded nothing or its file is not there."""
+    if workload is None or name not in workload.inputs:
+        return None
+    recorded = workload.inputs[name]
+    if recorded.type == "scalar":
+        return recorded.value
+    if recorded.type != "safetensors" or dataset_root is None:
+        return None
+    path = dataset_root / str(recorded.path)
+    if not path.is_file():
+        return None
+    with safe_open(str(path), framework="pt") as file:
+        tensor: torch.Tensor = file.get_tensor(str(recorded.tensor_key))
+    return tensor
+
+
+def _check_constraints(definition: Definition, sizes: Mapping[str, int], values: Mapping[str, Input]) -> None:
+    known = {**sizes, **values}
+    for constraint in definition.constraints:
+        if not parse(constraint, set(known)).evaluate(known):
+            where = ", ".join(f"{name}={sizes[name]}" for name in definition.var_axes)
+            raise InputError(
+                f"{definition.name}: constraint `{constraint}` must hold for its inputs, got false at {where}"
+            )
+
+
+def _derived_seed(text: str) -> int:
+    return int(digest_text(text), 16) & (2**63 - 1)
