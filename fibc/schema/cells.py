@@ -193,7 +193,7 @@ def _recorded_point(workload: Workload, order: Sequence[str]) -> Point:
 
 
 def _pick(inside: Sequence[_Located]) -> list[_Located]:
-    """Return at most MAX_TUNE_POINTS of ``inside``, sorted by size: heaviest first; of ties smallest, largest, middle."""
+    """Return at most MAX_TUNE_POINTS of ``inside``: heaviest first; of ties smallest, largest, middle."""
     picked: list[_Located] = []
     for weight in sorted({workload.weight for _, workload in inside}, reverse=True):
         tied = [item for item in inside if item[1].weight == weight]
