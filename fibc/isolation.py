@@ -224,14 +224,14 @@ class Completed:
         signal: The signal that ended it, else None.
         timed_out: The deadline ended it (``signal`` is then SIGKILL).
         stdout: The last ``TAIL_BYTES`` of it; bytes that are not UTF-8 are replaced.
-        stderr: Alike.
+        stderr_tail: The last ``TAIL_BYTES`` of standard error, alike.
     """
 
     returncode: int
     signal: int | None
     timed_out: bool
     stdout: str
-    stderr: str
+    stderr_tail: str
 
     @property
     def ok(self) -> bool:

@@ -56,7 +56,7 @@ def test_a_command_returns_its_status_and_its_streams() -> None:
         [*PYTHON, "import sys; print(input()); print('no', file=sys.stderr); sys.exit(3)"], timeout_s=30, stdin=b"yes\n"
     )
     assert (done.returncode, done.signal, done.timed_out) == (3, None, False)
-    assert (done.stdout, done.stderr) == ("yes\n", "no\n")
+    assert (done.stdout, done.stderr_tail) == ("yes\n", "no\n")
     assert not done.ok
 
 
@@ -73,7 +73,7 @@ def test_environment_and_directory_are_the_commands(tmp_path: Path) -> None:
 def test_a_command_that_does_not_exist_ends_with_127_and_says_so() -> None:
     done = isolation.run(["fibc-no-such-compiler"], timeout_s=30)
     assert done.returncode == 127
-    assert "fibc-no-such-compiler" in done.stderr
+    assert "fibc-no-such-compiler" in done.stderr_tail
 
 
 def test_only_the_end_of_endless_output_is_kept() -> None:
@@ -117,7 +117,7 @@ def test_children_left_behind_by_a_command_that_ended_well_are_killed(tmp_path: 
 def test_a_compiler_that_takes_a_hundred_gibibytes_fails_alone() -> None:
     done = isolation.run([*PYTHON, "bytearray(100 << 30)"], timeout_s=30, memory_bytes=1 << 30)
     assert done.returncode == 1
-    assert "MemoryError" in done.stderr
+    assert "MemoryError" in done.stderr_tail
 
 
 def test_no_core_is_dumped(tmp_path: Path) -> None:
