@@ -1,0 +1,247 @@
+"""The tiny safe language of constraints.
+
+::
+
+    comparison chains, and / or / not          0 < block_m <= M and not packed
+    + - * // % / and parentheses               gemm1_weights.shape[1] == 2 * intermediate_size
+    integers, True, False, names               N % block_n == 0
+    strings, only as a side of == or !=        layout == "rows"
+    name.shape[i], name[i], value.item()       num_kv_indices == kv_indptr[-1].item()
+    min(...), max(...)                         max(block_m, block_n) <= 64
+
+There is no power, no shift, no call but these three, no attribute but ``shape``. Text is read with ``ast`` and turned
+into closures; nothing is ever handed to ``eval``. Values may be numbers or tensors of any library: what is used of a
+tensor is ``shape``, indexing, ``item`` and its operators.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fibc.errors import SchemaError
+from fibc.schema.problems import shown
+
+MAX_CHARS = 1000
+"""Longest text. The longest constraint of the public definitions has 53."""
+
+MAX_NESTING = 32
+"""Deepest tree; far from Python's stack, and several times what people write."""
+
+MAX_MAGNITUDE = 2**127
+"""Largest integer that may come up while evaluating: a product of two 63-bit sizes fits."""
+
+ACCEPTED = "comparisons, and/or/not, + - * // % /, integers, names, name.shape[i], name[i], .item(), min(...), max(...)"
+
+_Values = Mapping[str, Any]
+_Code = Callable[[_Values], Any]
+
+_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Div: operator.truediv,
+}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {"min": min, "max": max}
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A parsed expression.
+
+    Attributes:
+        text: As written.
+        names_used: The names whose values it needs.
+    """
+
+    text: str
+    names_used: frozenset[str]
+    _code: _Code = field(repr=False, compare=False)
+
+    def evaluate(self, values: Mapping[str, Any]) -> object:
+        """Return the value of the expression.
+
+        Args:
+            values: At least ``names_used``.
+
+        Raises:
+            ZeroDivisionError: If a divisor is zero.
+            OverflowError: If an integer grows beyond ``MAX_MAGNITUDE``.
+            TypeError, IndexError, AttributeError: If a value is not what the expression makes of it, say a tensor
+                whose ``shape`` is too short.
+        """
+        return self._code(values)
+
+    def __reduce__(self) -> tuple[Callable[[str, frozenset[str]], Expression], tuple[str, frozenset[str]]]:
+        return parse, (self.text, self.names_used)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def parse(text: str, names: Collection[str]) -> Expression:
+    """Return ``text`` as an Expression over ``names``.
+
+    Raises:
+        SchemaError: With every part of ``text`` that lies outside the language, and every unknown name.
+    """
+    if len(text) > MAX_CHARS:
+        raise SchemaError(f"{shown(text)}: must be at most {MAX_CHARS} characters, got {len(text)}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python's advice on style, such as a missing space after a number
+            tree = ast.parse(text.strip(), mode="eval")
+    except SyntaxError as error:
+        column = f" at column {error.offset}" if error.offset else ""
+        raise SchemaError(
+            f"{shown(text)}: must be an expression, got: {error.msg}{column} (accepted: {ACCEPTED})"
+        ) from None
+    except (RecursionError, MemoryError, ValueError) as error:
+        raise SchemaError(f"{shown(text)}: must be an expression, got: {error or 'too many levels'}") from None
+    translator = _Translator(text.strip(), names)
+    code = translator.translate(tree.body)
+    if translator.problems:
+        raise SchemaError(translator.problems)
+    return Expression(text, frozenset(translator.names_used), code)
+
+
+class _Translator:
+    """Turns a tree into closures and collects what it must refuse."""
+
+    def __init__(self, text: str, names: Collection[str]) -> None:
+        self.text = text
+        self.names = names
+        self.names_used: set[str] = set()
+        self.problems: list[str] = []
+        self._nesting = 0
+
+    def translate(self, node: ast.expr) -> _Code:
+        if self._nesting >= MAX_NESTING:
+            return self._refuse(node, f"must be nested at most {MAX_NESTING} levels deep")
+        self._nesting += 1
+        try:
+            return self._dispatch(node)
+        finally:
+            self._nesting -= 1
+
+    def _dispatch(self, node: ast.expr) -> _Code:
+        match node:
+            case ast.Constant(value=bool() | int() as value):
+                return self._number(node, value)
+            case ast.Name(id=name):
+                return self._name(node, name)
+            case ast.BoolOp(op=op, values=parts):
+                return self._logic(op, parts)
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                inner = self.translate(operand)
+                return lambda values: not inner(values)
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                inner = self.translate(operand)
+                return lambda values: -_number_or_tensor(inner(values))
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
+                return self._arithmetic(left, _ARITHMETIC[type(op)], right)
+            case ast.Compare(left=left, ops=ops, comparators=rest) if all(type(op) in _COMPARE for op in ops):
+                return self._comparison(left, ops, rest)
+            case ast.Subscript(value=ast.Attribute(value=base, attr="shape"), slice=index):
+                return self._indexed(self.translate(base), index, lambda value: value.shape)
+            case ast.Subscript(value=base, slice=index):
+                return self._indexed(self.translate(base), index, lambda value: value)
+            case ast.Call(func=ast.Attribute(value=base, attr="item"), args=[], keywords=[]):
+                inner = self.translate(base)
+                return lambda values: inner(values).item()
+            case ast.Call(func=ast.Name(id=name), args=[_, _, *_], keywords=[]) if name in _FUNCTIONS:
+                return self._function(_FUNCTIONS[name], node.args)
+        return self._refuse(node, "is outside the language of constraints")
+
+    def _number(self, node: ast.expr, value: int) -> _Code:
+        if abs(value) > MAX_MAGNITUDE:
+            return self._refuse(node, "must be a number below 2^127")
+        return lambda _: value
+
+    def _name(self, node: ast.expr, name: str) -> _Code:
+        if name not in self.names:
+            known = ", ".join(sorted(self.names)) or "none"
+            return self._refuse(node, "is an unknown name", known)
+        self.names_used.add(name)
+        return lambda values: values[name]
+
+    def _logic(self, op: ast.boolop, parts: list[ast.expr]) -> _Code:
+        codes = [self.translate(part) for part in parts]
+        if isinstance(op, ast.And):
+            return lambda values: all(code(values) for code in codes)
+        return lambda values: any(code(values) for code in codes)
+
+    def _arithmetic(self, left: ast.expr, function: Callable[[Any, Any], Any], right: ast.expr) -> _Code:
+        first, second = self.translate(left), self.translate(right)
+        return lambda values: _bounded(function(_number_or_tensor(first(values)), _number_or_tensor(second(values))))
+
+    def _comparison(self, left: ast.expr, ops: list[ast.cmpop], rest: list[ast.expr]) -> _Code:
+        equality = all(isinstance(op, ast.Eq | ast.NotEq) for op in ops)
+        codes = [self._side(part, equality) for part in (left, *rest)]
+        functions = [_COMPARE[type(op)] for op in ops]
+        if len(functions) == 1:
+            compare, first, second = functions[0], codes[0], codes[1]
+            return lambda values: compare(first(values), second(values))
+
+        def chain(values: _Values) -> bool:
+            before = codes[0](values)
+            for function, code in zip(functions, codes[1:], strict=True):
+                after = code(values)
+                if not function(before, after):
+                    return False
+                before = after
+            return True
+
+        return chain
+
+    def _side(self, node: ast.expr, equality: bool) -> _Code:
+        if equality and isinstance(node, ast.Constant) and isinstance(node.value, str):
+            word = node.value
+            return lambda _: word
+        return self.translate(node)
+
+    def _indexed(self, base: _Code, index: ast.expr, part: Callable[[Any], Any]) -> _Code:
+        match index:
+            case ast.Constant(value=int(position)) if not isinstance(position, bool):
+                pass
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(distance))):
+                position = -distance
+            case _:
+                return self._refuse(index, "must be an integer literal, as an index")
+        return lambda values: part(base(values))[position]
+
+    def _function(self, function: Callable[..., Any], args: list[ast.expr]) -> _Code:
+        codes = [self.translate(arg) for arg in args]
+        return lambda values: function(*(code(values) for code in codes))
+
+    def _refuse(self, node: ast.expr, law: str, accepted: str = ACCEPTED) -> _Code:
+        token = ast.get_source_segment(self.text, node) or self.text
+        self.problems.append(f"{shown(self.text)}: {shown(token)} {law} (accepted: {accepted})")
+        return lambda _: None
+
+
+def _number_or_tensor(value: Any) -> Any:
+    """Return ``value``; text and sequences have operators too, and ``"a" * 2**60`` must not run."""
+    if isinstance(value, str | bytes | list | tuple):
+        raise TypeError(f"must be a number or a tensor, got {shown(value)}")
+    return value
+
+
+def _bounded(value: Any) -> Any:
+    if isinstance(value, int) and abs(value) > MAX_MAGNITUDE:
+        raise OverflowError("an integer grew beyond 2^127")
+    return value
