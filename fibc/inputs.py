@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import torch
 from safetensors import safe_open
 
 from fibc.adversarial import adversarial_cases
 from fibc.errors import InputError
+from fibc.schema.constraints import check_constraints
 from fibc.schema.definition import Definition, TensorSpec
 from fibc.schema.digest import digest_text
-from fibc.schema.expression import parse
-from fibc.schema.workload import Workload
+from fibc.schema.workload import SafetensorsInput, ScalarInput, Workload
 from fibc.structure import synthesise
 
-Input = torch.Tensor | int | float | bool
+Input = torch.Tensor | int | float | bool | None
+"""None for an optional input that the recorded call left out."""
 
 COLD_FACTOR = 4
 """Copies of the weights total this many times the last-level cache, so that a rotation never finds one in it."""
@@ -50,20 +50,19 @@ def make(
     axes: Mapping[str, int],
     seed: int,
     workload: Workload | None = None,
-    dataset_root: Path | None = None,
 ) -> dict[str, Input]:
     """Return one value per input of ``definition``, in call order; equal arguments give equal bits.
 
     Dense inputs are normal: activations with a deviation of 1, weights (constant axes, rank 2 and more) with 1 /
     sqrt(contracted size), so that a product stays O(1), weights of norms around 1. Scalars and stored tensors come from
-    ``workload``. Structured inputs that it did not store are made from its uuid, so that they are the same in every
+    ``workload``. Structured inputs whose file is not there are made from its uuid, so that they are the same in every
     session, while dense values follow ``seed``.
 
     Runs no parallel region where ``torch.get_num_threads()`` is 1.
 
     Args:
         axes: Every var axis.
-        dataset_root: Directory that the paths of stored tensors are relative to; without it they are made too.
+        workload: Where it was recorded; an optional input that it leaves out is None.
 
     Raises:
         InputError: If the definition's constraints do not hold, or torch has no such dtype.
@@ -73,17 +72,20 @@ def make(
     structured = synthesise(definition, sizes, structure_seed)
     values: dict[str, Input] = {}
     for name, spec in definition.inputs.items():
-        stored = _stored(definition, name, workload, dataset_root)
-        if stored is not None:
+        if workload is not None and spec.optional and name not in workload.inputs:
+            values[name] = None
+        elif workload is not None and (stored := _stored(name, spec, workload)) is not None:
             values[name] = stored
         elif spec.shape is None:
-            values[name] = _scalar(definition, name, spec, sizes)
+            values[name] = _scalar(name, spec, sizes)
         elif name in structured:
             values[name] = torch.from_numpy(structured[name]).to(torch_dtype(spec.dtype))
         else:
             generator = torch.Generator().manual_seed(_derived_seed(f"{seed}:{name}"))
             values[name] = _dense(definition, name, spec, sizes, generator)
-    _check_constraints(definition, sizes, values)
+    problems = check_constraints(definition, axes, values)
+    if problems:
+        raise InputError("\n".join(f"{definition.name}: {problem}" for problem in problems))
     return values
 
 
@@ -229,7 +231,8 @@ def _is_plain(name: str, spec: TensorSpec) -> bool:
 
 
 def _deviation(definition: Definition, name: str, sizes: Mapping[str, int]) -> float:
-    """Return the standard deviation that keeps products O(1): 1, or 1 / sqrt(contracted size) for a weight.
+    """Return the standard deviation that keeps products O(1): 1, or 1 / sqrt(contracted size) for a weight and for the
+    second factor where an operator has just two.
 
     Quantised weights whose scale is another input have 1 (they would underflow): the scale has the factor.
     """
@@ -253,23 +256,18 @@ def _shrink(definition: Definition, name: str, sizes: Mapping[str, int]) -> floa
         missing = [axis for axis in shape if axis not in in_outputs]
         contracted = missing[0] if len(shape) == 2 and len(missing) == 1 else shape[-1]
         return 1 / math.sqrt(max(sizes[contracted], 1))
-    earlier = {axis for other in _inputs_before(definition, name) for axis in other.shape or ()}
-    shared = [axis for axis in shape if axis in earlier and axis not in in_outputs]
+    factors = [other for other, at in definition.inputs.items() if _is_float(at) and len(at.shape or ()) >= 2]
+    if len(factors) != 2 or factors[1] != name:  # attention has more, and its softmax keeps outputs O(1)
+        return 1.0
+    first = definition.inputs[factors[0]].shape or ()
+    shared = [axis for axis in shape if axis in first and axis not in in_outputs]
     return 1 / math.sqrt(max(sizes[shared[-1]], 1)) if shared else 1.0
 
 
-def _inputs_before(definition: Definition, name: str) -> Iterator[TensorSpec]:
-    for other, spec in definition.inputs.items():
-        if other == name:
-            return
-        if _is_float(spec) and len(spec.shape or ()) >= 2:
-            yield spec
+# Scalars and stored tensors ------------------------------------------------------------------------------------------
 
 
-# Scalars, stored tensors, constraints ---------------------------------------------------------------------------------
-
-
-def _scalar(definition: Definition, name: str, spec: TensorSpec, sizes: Mapping[str, int]) -> Input:
+def _scalar(name: str, spec: TensorSpec, sizes: Mapping[str, int]) -> Input:
     if name in _SOFTMAX_SCALES:
         head_dim = next((sizes[axis] for axis in _HEAD_DIMS if axis in sizes), 1)
         return 1 / math.sqrt(head_dim)
@@ -279,31 +277,17 @@ def _scalar(definition: Definition, name: str, spec: TensorSpec, sizes: Mapping[
     return int(value) if spec.dtype.startswith(("int", "uint")) else float(value)
 
 
-def _stored(definition: Definition, name: str, workload: Workload | None, dataset_root: Path | None) -> Input | None:
-    """Return what ``workload`` recorded for an input, or None where it recorded nothing or its file is not there."""
-    if workload is None or name not in workload.inputs:
-        return None
-    recorded = workload.inputs[name]
-    if recorded.type == "scalar":
-        return recorded.value
-    if recorded.type != "safetensors" or dataset_root is None:
-        return None
-    path = dataset_root / str(recorded.path)
-    if not path.is_file():
+def _stored(name: str, spec: TensorSpec, workload: Workload) -> Input:
+    """Return what ``workload`` recorded for an input, or None where it recorded no value or its file is not there."""
+    recorded = workload.inputs.get(name)
+    if isinstance(recorded, ScalarInput):
+        return recorded.value if spec.shape is None else torch.tensor(recorded.value, dtype=torch_dtype(spec.dtype))
+    path = workload.stored_path(name)
+    if path is None or not isinstance(recorded, SafetensorsInput):
         return None
     with safe_open(str(path), framework="pt") as file:
-        tensor: torch.Tensor = file.get_tensor(str(recorded.tensor_key))
+        tensor: torch.Tensor = file.get_tensor(recorded.tensor_key)
     return tensor
-
-
-def _check_constraints(definition: Definition, sizes: Mapping[str, int], values: Mapping[str, Input]) -> None:
-    known = {**sizes, **values}
-    for constraint in definition.constraints:
-        if not parse(constraint, set(known)).evaluate(known):
-            where = ", ".join(f"{name}={sizes[name]}" for name in definition.var_axes)
-            raise InputError(
-                f"{definition.name}: constraint `{constraint}` must hold for its inputs, got false at {where}"
-            )
 
 
 def _derived_seed(text: str) -> int:
