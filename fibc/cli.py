@@ -1,0 +1,206 @@
+"""The command line: it parses, calls one function of the package, and prints."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+from rich.console import Console
+
+from fibc import progress, report, settings
+from fibc.errors import FibcError, SchemaError
+from fibc.schema.result import TuneResult
+
+app = typer.Typer(
+    name="fibc",
+    help="Tune kernels for an operator's real workloads and compile the proven ones into a dispatch table.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+EXIT_DONE = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        from importlib.metadata import version
+
+        typer.echo(f"fibc {version('fibc')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None: ...
+
+
+@app.command()
+def tune(
+    definition: Annotated[Path, typer.Argument(help="FlashInfer-Trace definition (JSON).")],
+    out: Annotated[Path, typer.Option(help="Directory of the module, the table and the records.")],
+    workloads: Annotated[
+        Path | None, typer.Option(help="Workloads: a JSON-lines file, or a directory that holds the definition's.")
+    ] = None,
+    native: Annotated[str | None, typer.Option(help="The baseline: MODULE.fn or FILE.py::fn.")] = None,
+    backends: Annotated[str, typer.Option(help="Backends to search, separated by commas.")] = "cpu",
+    templates: Annotated[list[Path] | None, typer.Option(help="A directory with more kernel templates.")] = None,
+    trials: Annotated[int, typer.Option(help="Trials per key.")] = settings.DEFAULT_TRIALS,
+    budget_s: Annotated[float, typer.Option(help="Seconds for the whole run.")] = settings.DEFAULT_BUDGET_S,
+    timeout_s: Annotated[float, typer.Option(help="Seconds per candidate.")] = settings.DEFAULT_TIMEOUT_S,
+    min_speedup: Annotated[
+        float, typer.Option(help="Margin that a lower bound must beat.")
+    ] = settings.DEFAULT_MIN_SPEEDUP_CPU,
+    alpha: Annotated[float, typer.Option(help="Error per key.")] = settings.DEFAULT_ALPHA,
+    alpha_table: Annotated[bool, typer.Option("--alpha-table", help="One guarantee over all keys.")] = False,
+    split: Annotated[str, typer.Option(help="Fractions of the tune, boundary and test sets.")] = ",".join(
+        f"{fraction:g}" for fraction in settings.DEFAULT_SPLIT
+    ),
+    seed: Annotated[int, typer.Option(help="Seed of search, inputs and order.")] = settings.DEFAULT_SEED,
+    storage: Annotated[str | None, typer.Option(help="Optuna storage URL; default SQLite in --out.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Compilers at once; default one per core.")] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh/--resume", help="Forget earlier studies and evidence, or go on (default).")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
+) -> None:
+    """Search, prove and compile a dispatch table for one definition."""
+    import fibc
+
+    options: dict[str, Any] = {
+        "native": native,
+        "backends": tuple(name.strip() for name in backends.split(",") if name.strip()),
+        "templates": tuple(str(path) for path in templates or ()),
+        "trials": trials,
+        "budget_s": budget_s,
+        "timeout_s": timeout_s,
+        "min_speedup": min_speedup,
+        "alpha": alpha,
+        "alpha_table": alpha_table,
+        "split": _fractions(split),
+        "seed": seed,
+        "storage": storage,
+        "fresh": fresh,
+        "dry_run": dry_run,
+    }
+    if jobs is not None:
+        options["jobs"] = jobs
+    errors = Console(stderr=True)
+    with progress.terminal(errors) as shown:
+        result = fibc.tune(definition, workloads, out=out, progress=shown, **options)
+    if as_json:
+        typer.echo(json.dumps(report.result_json(result)))
+    else:
+        report.print_result(Console(), result)
+    raise typer.Exit(_tune_status(result))
+
+
+@app.command()
+def explain(
+    path: Annotated[Path, typer.Argument(help="A package that fibc wrote, or a definition (JSON).")],
+    axes: Annotated[list[str] | None, typer.Option(help="Explain one call: NAME=SIZE, repeatable.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
+) -> None:
+    """Print a table as people read it, what serves one call, or which templates match a definition."""
+    from fibc import pipeline
+
+    explained = pipeline.explain(path, _sizes(axes or []))
+    if as_json:
+        typer.echo(json.dumps(report.explanation_json(explained)))
+    else:
+        report.print_explained(Console(), explained)
+
+
+@app.command()
+def validate(
+    paths: Annotated[list[Path], typer.Argument(help="Definitions, workloads, or directories of them.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
+) -> None:
+    """Print every problem of every file, each with its path; exit 2 where there is one."""
+    from fibc import pipeline
+
+    checked = pipeline.validate(paths)
+    if as_json:
+        typer.echo(json.dumps({"files": checked.num_files, "problems": list(checked.problems)}))
+    else:
+        for problem in checked.problems:
+            typer.echo(problem)
+        typer.echo(f"{checked.num_files} files, {len(checked.problems)} problems")
+    raise typer.Exit(EXIT_USAGE if checked.problems else EXIT_DONE)
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
+) -> None:
+    """Print what this machine has for tuning, and what is missing with the command that installs it."""
+    from fibc import pipeline
+
+    examined = pipeline.doctor()
+    if as_json:
+        typer.echo(json.dumps({"facts": dict(examined.facts), "missing": list(examined.missing)}))
+    else:
+        report.print_explanation(Console(), examined.facts)
+        for line in examined.missing:
+            typer.echo(f"missing: {line}")
+    raise typer.Exit(EXIT_FAILED if examined.missing else EXIT_DONE)
+
+
+def _tune_status(result: TuneResult) -> int:
+    if result.plan or result.table is not None:
+        return EXIT_DONE
+    return EXIT_INTERRUPTED if result.interrupted else EXIT_FAILED
+
+
+def _fractions(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise SchemaError(
+            f"--split: must be three numbers, got {text!r} (accepted: fractions that sum to 1, for example 0.6,0.2,0.2)"
+        ) from None
+
+
+def _sizes(items: list[str]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for item in items:
+        for part in item.split(","):
+            name, _, size = part.partition("=")
+            if not size.strip().isdigit():
+                raise SchemaError(f"--axes: must be NAME=SIZE, got {part!r} (accepted: for example batch_size=7)")
+            sizes[name.strip()] = int(size)
+    return sizes
+
+
+def main() -> None:
+    """Run the command line; the errors of ``FibcError`` are printed without a traceback."""
+    try:
+        status = app(standalone_mode=False)
+    except FibcError as error:
+        for line in str(error).splitlines():
+            print(f"fibc: {line}", file=sys.stderr)
+        sys.exit(error.exit_status)
+    except click.exceptions.Abort:
+        sys.exit(EXIT_INTERRUPTED)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("fibc: interrupted before there was anything to keep", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPTED)
+    sys.exit(status if isinstance(status, int) else EXIT_DONE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""What people read on a terminal: the closing table of a run, and a table explained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fibc.schema.codec import to_plain
+from fibc.schema.decision import Comparison, Decision, Verdict
+from fibc.schema.result import TuneResult
+from fibc.schema.table import DispatchTable
+
+
+def result_json(result: TuneResult) -> dict[str, Any]:
+    """Return ``result`` as the one JSON object of ``--json``."""
+    plain: dict[str, Any] = to_plain(result)
+    return plain
+
+
+def print_result(console: Console, result: TuneResult) -> None:
+    """Print what a run ends with: rows, boundary and test sets, what the numbers mean, how to import."""
+    for note in result.notes:
+        console.print(f"note: {note}", style="yellow", markup=False, highlight=False)
+    if result.plan:
+        _print_plan(console, result)
+        return
+    table = result.table
+    if table is None:
+        console.print(f"{result.definition}: no module was written")
+        return
+    if result.up_to_date:
+        console.print(f"{result.definition}: up to date, nothing was built and nothing measured")
+    print_table(console, table)
+    _print_set(console, "boundary", "may reject a row before publication", result.boundary, result.sets.boundary)
+    if not result.up_to_date:
+        _print_set(console, "test", "read once after publication, decides nothing", result.test, result.sets.test)
+        for line in result.slower_on_test:
+            console.print(f"slower than native beyond doubt: {line}", style="red", markup=False)
+    _print_counts(console, result)
+    if result.partial:
+        console.print("partial: the run ended before the evidence did; run the same command again to go on")
+    console.print(f"module    {result.package}", highlight=False, soft_wrap=True)
+    parent = result.package.rsplit("/", 1)[0]
+    console.print(f"import    import sys; sys.path.insert(0, {parent!r}); import {result.module}", highlight=False, soft_wrap=True)
+
+
+def print_table(console: Console, table: DispatchTable) -> None:
+    """Print a dispatch table as people read it: a line per cell, then what did not match."""
+    names = ", ".join(feature.name for feature in table.features)
+    console.print(
+        f"{table.definition}  target {table.target}  native {table.native.name}  margin {table.min_speedup:g}",
+        highlight=False,
+        markup=False,
+    )
+    grid = Table(box=None, pad_edge=False)
+    for title in (names, "native us", "serves", "speedup", "95 % interval", "verdict"):
+        grid.add_column(title, justify="left" if title in (names, "serves", "verdict") else "right")
+    variants = {variant.candidate.digest: str(variant.candidate) for variant in table.variants}
+    for row in table.rows:
+        grid.add_row(*_row_cells(row, variants))
+    console.print(grid)
+    reasons = _grouped_reasons(table.rows)
+    for reason, cells in reasons.items():
+        console.print(f"  {', '.join(cells)}: {reason}", style="dim", markup=False, highlight=False)
+    replaced = sum(row.verdict is Verdict.REPLACE for row in table.rows)
+    console.print(
+        f"{replaced} of {len(table.rows)} cells replaced; expected false replacements at most "
+        f"{table.expected_false_replacements:.2f} (alpha {table.alpha:g}); "
+        f"{table.num_boundary_rejected} rejected by the boundary set; sizes outside the cells are native",
+        highlight=False,
+    )
+    for template, reason in table.mismatches:
+        console.print(f"  template {template} does not match: {reason}", style="dim", markup=False, highlight=False)
+
+
+def print_explanation(console: Console, explanation: Mapping[str, Any]) -> None:
+    """Print what serves one call and why, a line per fact."""
+    for name, value in explanation.items():
+        console.print(f"{name:<12} {value}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _row_cells(row: Decision, variants: Mapping[str, str]) -> tuple[str, ...]:
+    evidence = row.reconfirm or row.confirm
+    weakest = min(evidence, key=lambda comparison: comparison.speedup, default=None)
+    native = f"{weakest.native_us:.1f}" if weakest else "-"
+    speedup = f"{weakest.speedup:.3f}" if weakest else "-"
+    interval = f"{weakest.ci_low:.3f} - {weakest.ci_high:.3f}" if weakest else "-"
+    serves = variants.get(row.candidate, row.candidate) if row.verdict is Verdict.REPLACE else "native"
+    flags = " ".join(
+        name for name, on in (("synthetic", row.synthetic), ("partial", row.partial), ("revoked", row.revoked)) if on
+    )
+    verdict = f"{row.verdict.value} {flags}".strip()
+    return escape(str(row.cell)), native, escape(serves), speedup, interval, verdict
+
+
+def _grouped_reasons(rows: Iterable[Decision]) -> dict[str, list[str]]:
+    grouped: dict[str, list[str]] = {}
+    for row in rows:
+        if row.verdict is not Verdict.REPLACE:
+            grouped.setdefault(row.reason, []).append(str(row.cell))
+    return grouped
+
+
+def _print_set(console: Console, name: str, meaning: str, comparisons: tuple[Comparison, ...], recorded: int) -> None:
+    console.print(f"{name} set: {recorded} workloads, {len(comparisons)} in replaced cells ({meaning})", highlight=False)
+    if not comparisons:
+        return
+    grid = Table(box=None, pad_edge=False)
+    for title in ("workload", "native us", "served us", "speedup", "95 % interval"):
+        grid.add_column(title, justify="left" if title == "workload" else "right")
+    for item in comparisons:
+        grid.add_row(
+            escape(str(item.point)),
+            f"{item.native_us:.1f}",
+            f"{item.candidate_us:.1f}",
+            f"{item.speedup:.3f}",
+            f"{item.ci_low:.3f} - {item.ci_high:.3f}",
+        )
+    console.print(grid)
+
+
+def _print_counts(console: Console, result: TuneResult) -> None:
+    trials = ", ".join(f"{count} {status}" for status, count in sorted(result.trials.items()))
+    stages = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in result.stage_s.items())
+    console.print(f"trials    {trials or 'none'}", highlight=False)
+    if stages:
+        console.print(f"time      {stages}", highlight=False)
+
+
+def _print_plan(console: Console, result: TuneResult) -> None:
+    console.print(f"{result.definition}: dry run, nothing is done")
+    for name, value in result.plan.items():
+        console.print(f"  {name:<14} {value}", highlight=False)
