@@ -225,7 +225,9 @@ def _parse(data: bytes, offset: int) -> tuple[Record | None, int]:
     if len(payload) != length or zlib.crc32(struct.pack("<I", length) + payload) != crc:
         return None, offset
     try:
-        plain = zstandard.ZstdDecompressor().decompress(payload, max_output_size=_MAX_PAYLOAD_BYTES)
+        if zstandard.get_frame_parameters(payload).content_size > _MAX_PAYLOAD_BYTES:
+            return None, offset
+        plain = zstandard.ZstdDecompressor().decompress(payload)
         kind, definition, environment, value = msgpack.unpackb(plain, raw=False, strict_map_key=False)
     except (zstandard.ZstdError, msgpack.UnpackException, ValueError):
         return None, offset

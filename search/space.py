@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -16,8 +15,6 @@ from fibc.schema.space import Constraint, Space, Tunable
 
 Config = tuple[tuple[str, ConfigValue], ...]
 """Tunables in the template's order with their values, as in ``Candidate.config``."""
-
-_NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True)
@@ -33,11 +30,17 @@ class Law:
     depth: int
 
     def holds(self, values: Mapping[str, ConfigValue]) -> bool:
-        """Return whether the law holds; a law that divides by zero does not."""
+        """Return whether the law holds; one that divides by zero or overflows does not.
+
+        Raises:
+            SchemaError: If it compares what has no order, say a word with a number.
+        """
         try:
             return bool(self.expression.evaluate(values))
-        except ZeroDivisionError:
+        except ArithmeticError:
             return False
+        except (TypeError, AttributeError, IndexError) as error:
+            raise SchemaError(f"constraint {self.expression}: cannot be evaluated, got: {error}") from error
 
 
 class ConfigSpace:
@@ -126,9 +129,11 @@ class ConfigSpace:
 
     def _law(self, constraint: Constraint) -> Law:
         names = [tunable.name for tunable in self.tunables]
-        expression = parse(constraint.expression, {*names, *self.space.constants})
-        used = set(_NAME.findall(constraint.expression))
-        depth = max((i + 1 for i, name in enumerate(names) if name in used), default=0)
+        try:
+            expression = parse(constraint.expression, {*names, *self.space.constants})
+        except SchemaError as error:
+            raise SchemaError(f"{self.template}: constraint: {problem}" for problem in error.problems) from error
+        depth = max((i + 1 for i, name in enumerate(names) if name in expression.names_used), default=0)
         return Law(constraint, expression, depth)
 
 

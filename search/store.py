@@ -69,7 +69,7 @@ class StudyStore:
         except _TROUBLE as error:
             raise InputError(
                 f"--storage: {self.name} cannot be opened, got: {_first_line(error)} (accepted: sqlite:///FILE, or a "
-                "URL that SQLAlchemy has a driver for; where a file is locked or damaged, end the other run or remove it)"
+                "URL that SQLAlchemy has a driver for; where a file is locked or damaged: end the other run, remove it)"
             ) from error
 
     def open(self, name: str, spaces: Sequence[Space], *, fresh: bool = False) -> StoredStudy:

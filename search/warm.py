@@ -16,7 +16,7 @@ NUM_WARM = 3
 def distance(left: Cell, right: Cell) -> float:
     """Return how far two cells lie apart: between the middles of their bounds on a log scale, summed over features."""
     return sum(
-        abs(math.log(first * last) - math.log(other_first * other_last)) / 2
+        abs(math.log2(first * last) - math.log2(other_first * other_last)) / 2
         for (first, last), (other_first, other_last) in zip(left.bounds, right.bounds, strict=True)
     )
 

@@ -1,0 +1,156 @@
+"""Valid configs of a space: counted, enumerated and found near another one, against brute force."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fibc.errors import SchemaError
+from fibc.schema.space import Constraint, Space, Tunable
+from fibc.search.pruning import Census, census, count_valid
+from fibc.search.space import Config, ConfigSpace
+
+TILE = Space(
+    "gemm/tile",
+    (
+        Tunable("block_m", (4, 8, 16)),
+        Tunable("block_n", (64, 32, 128)),
+        Tunable("packed", (False, True)),
+        Tunable("order", ("rows", "columns")),
+    ),
+    (
+        Constraint("block_m * block_n <= 1024", "accumulators do not fit the registers"),
+        Constraint("not packed or N % block_n == 0", "a packed panel needs whole blocks"),
+        Constraint('order == "rows" or packed', "columns are read from a packed panel only"),
+    ),
+    {"N": 4096 + 32},
+)
+
+
+def brute_force(space: Space) -> list[Config]:
+    """Every valid config, from Python's own evaluation of the same expressions."""
+    names = [tunable.name for tunable in space.tunables]
+    valid = []
+    for values in itertools.product(*(tunable.choices for tunable in space.tunables)):
+        config = dict(zip(names, values, strict=True))
+        scope = {**space.constants, **config}
+        if all(eval(law.expression, {"__builtins__": {}}, dict(scope)) for law in space.constraints):  # noqa: S307
+            valid.append(tuple(config.items()))
+    return valid
+
+
+@st.composite
+def spaces(draw: st.DrawFn) -> Space:
+    names = ["a", "b", "c"][: draw(st.integers(1, 3))]
+    tunables = tuple(
+        Tunable(name, tuple(draw(st.lists(st.integers(1, 9), min_size=1, max_size=4, unique=True)))) for name in names
+    )
+    terms = st.sampled_from([*names, "N", "3"])
+    comparison = st.tuples(
+        terms, st.sampled_from(["+", "*", "%"]), terms, st.sampled_from(["<", "<=", "==", "!=", ">"]), terms
+    )
+    laws = draw(st.lists(comparison.map(" ".join), max_size=3))
+    return Space("t", tunables, tuple(Constraint(law, f"needs {law}") for law in laws), {"N": draw(st.integers(1, 9))})
+
+
+@given(spaces())
+def test_enumeration_gives_exactly_the_valid_configs_in_the_order_of_choices(space: Space) -> None:
+    assert list(ConfigSpace(space).configs()) == brute_force(space)
+
+
+@given(spaces())
+def test_a_census_adds_up(space: Space) -> None:
+    counted = census(space)
+    assert counted.valid == len(brute_force(space)) == count_valid(space)
+    assert counted.valid + sum(number for _, number in counted.rejected) == counted.total
+
+
+@given(spaces(), st.randoms(use_true_random=False))
+def test_near_gives_every_other_valid_config_once_and_nearer_ones_first(space: Space, rng: random.Random) -> None:
+    config = tuple((tunable.name, rng.choice(tunable.choices)) for tunable in space.tunables)
+    near = list(ConfigSpace(space).near(config, rng))
+    assert sorted(near) == sorted(set(brute_force(space)) - {config})
+    changed = [sum(left != right for left, right in zip(config, other, strict=True)) for other in near]
+    assert changed == sorted(changed)
+
+
+def test_near_takes_small_steps_of_integers_first_however_choices_are_written() -> None:
+    space = Space("t", (Tunable("rows", (8, 1, 4, 2)),), (), {})
+    near = ConfigSpace(space).near((("rows", 1),), random.Random(0))
+    assert [config[0][1] for config in near] == [2, 4, 8]
+
+
+@given(spaces())
+def test_the_default_is_the_first_valid_config(space: Space) -> None:
+    assert ConfigSpace(space).default() == next(iter(brute_force(space)), None)
+
+
+def test_a_census_says_what_each_constraint_took() -> None:
+    assert census(TILE) == Census(
+        "gemm/tile",
+        36,
+        len(brute_force(TILE)),
+        (
+            ("a packed panel needs whole blocks", 10),
+            ("columns are read from a packed panel only", 8),
+            ("accumulators do not fit the registers", 4),
+        ),
+    )
+    assert str(census(TILE)).startswith("gemm/tile: 14 of 36 configs; 10 pruned: a packed panel needs whole blocks; ")
+
+
+def test_a_config_holds_only_with_its_own_names_order_choices_and_types() -> None:
+    space = ConfigSpace(TILE)
+    good: Config = (("block_m", 4), ("block_n", 64), ("packed", False), ("order", "rows"))
+    assert space.holds(good)
+    assert not space.holds(good[:-1])
+    assert not space.holds((good[1], good[0], *good[2:]))
+    assert not space.holds((("block_m", 5), *good[1:]))
+    assert not space.holds((*good[:2], ("packed", 0), good[3]))
+    assert not space.holds((("block_m", 16), ("block_n", 128), *good[2:]))
+
+
+def test_a_space_of_millions_is_enumerated_lazily_and_pruned_early() -> None:
+    many = tuple(Tunable(f"t{i}", tuple(range(1, 11))) for i in range(8))
+    only = Constraint("t0 == 7", "seven only")
+    deep = tuple(Constraint(f"t{i} == t0", f"t{i} is as t0") for i in range(1, 8))
+    assert next(ConfigSpace(Space("t", many, (only,), {})).configs()) == (
+        ("t0", 7),
+        *((f"t{i}", 1) for i in range(1, 8)),
+    )
+    assert census(Space("t", many, (only, *deep), {})).valid == 1
+
+
+def test_a_law_over_constants_alone_prunes_everything_at_once() -> None:
+    space = Space(
+        "t", (Tunable("rows", (1, 2, 4)),), (Constraint("N % 8 == 0", "N must be a multiple of 8"),), {"N": 12}
+    )
+    assert census(space).rejected == (("N must be a multiple of 8", 3),)
+    assert ConfigSpace(space).default() is None
+
+
+def test_a_law_that_divides_by_zero_does_not_hold() -> None:
+    space = Space("t", (Tunable("rows", (0, 2)),), (Constraint("4 % rows == 0", "rows divide 4"),), {})
+    assert list(ConfigSpace(space).configs()) == [(("rows", 2),)]
+
+
+@pytest.mark.parametrize("expression", ["rows ** 2 < 4", "__import__('os')", "columns > 1", "rows.real", "(" * 500])
+def test_a_constraint_outside_the_safe_language_is_refused_with_its_template(expression: str) -> None:
+    with pytest.raises(SchemaError, match=r"^gemm/matvec: constraint: "):
+        ConfigSpace(Space("gemm/matvec", (Tunable("rows", (1, 2)),), (Constraint(expression, ""),), {}))
+
+
+def test_a_constraint_that_compares_a_word_with_a_number_is_refused() -> None:
+    space = Space("t", (Tunable("order", ("rows",)),), (Constraint("order < 3", ""),), {})
+    with pytest.raises(SchemaError, match=r"constraint order < 3: cannot be evaluated"):
+        ConfigSpace(space).default()
+
+
+@pytest.mark.parametrize("choices", [(), (1, 2, 1)])
+def test_a_tunable_without_distinct_choices_is_refused(choices: tuple[int, ...]) -> None:
+    with pytest.raises(SchemaError, match=r"^t: rows: needs distinct choices, at least one, got "):
+        ConfigSpace(Space("t", (Tunable("rows", choices),), (), {}))

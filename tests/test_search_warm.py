@@ -1,0 +1,50 @@
+"""Warm start: which neighbour a key learns from."""
+
+from __future__ import annotations
+
+from fibc.schema.evaluation import Status
+from fibc.schema.feature import Cell
+from fibc.search.store import Trial
+from fibc.search.warm import NUM_WARM, distance, nearest, warm_start
+
+
+def cell(*bounds: tuple[int, int]) -> Cell:
+    return Cell(bounds)
+
+
+def trial(rows: int, value: float) -> Trial:
+    return Trial("gemm/matvec", (("rows", rows),), value, Status.PASSED)
+
+
+def test_near_is_measured_in_powers_of_two() -> None:
+    tuned = [cell((1, 1)), cell((5, 8)), cell((33, 64))]
+    assert nearest(cell((9, 16)), tuned) == cell((5, 8))
+    assert nearest(cell((17, 32)), tuned) == cell((33, 64))
+    assert nearest(cell((2, 2)), tuned) == cell((1, 1))
+    assert nearest(cell((2, 2)), []) is None
+
+
+def test_of_two_equally_near_cells_the_smaller_is_taken_in_any_order() -> None:
+    tuned = [cell((2, 2)), cell((8, 8))]
+    assert distance(cell((4, 4)), tuned[0]) == distance(cell((4, 4)), tuned[1])
+    assert nearest(cell((4, 4)), tuned) == nearest(cell((4, 4)), tuned[::-1]) == cell((2, 2))
+
+
+def test_every_feature_counts() -> None:
+    tuned = [cell((1, 1), (1024, 1024)), cell((4, 4), (2, 2))]
+    assert nearest(cell((1, 1), (2, 2)), tuned) == cell((4, 4), (2, 2))
+
+
+def test_the_best_of_the_nearest_tuned_cell_are_handed_over_best_first() -> None:
+    best = {
+        cell((1, 1)): [trial(1, 0.1)],
+        cell((5, 8)): [trial(rows, 1.0 / rows) for rows in range(1, 8)],
+        cell((9, 16)): [],
+    }
+    assert warm_start(cell((9, 16)), best) == tuple(
+        ("gemm/matvec", (("rows", rows),)) for rows in range(1, NUM_WARM + 1)
+    )
+
+
+def test_the_first_key_has_no_neighbour() -> None:
+    assert warm_start(cell((1, 1)), {}) == ()
