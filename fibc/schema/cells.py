@@ -63,12 +63,12 @@ def default_features(definition: Definition, workloads: Iterable[Workload]) -> t
     in ``STRUCTURED_FEATURES`` have the features listed there.
 
     Args:
-        workloads: Every recorded workload with work to do, of whatever set.
+        workloads: Every recorded workload, of whatever set; those with an axis of 0 do not count.
 
     Raises:
         InputError: If a feature has no recorded size of at least 1.
     """
-    recorded = tuple(workloads)
+    recorded = tuple(workload for workload in workloads if all(workload.axes.values()))
     features = []
     for numerator, denominator in _feature_axes(definition):
         measure = Feature(numerator, denominator, (1,))

@@ -53,9 +53,9 @@ def split(
 ) -> Sets:
     """Return the sets of ``workloads``, which do not depend on their order.
 
-    A workload's set follows from a hash of its uuid, so that a workload recorded later never moves another one. Equal
-    workloads (axes and inputs) are merged and their weights added. The smallest and the largest size of each feature
-    go to the tune set, whatever their hash.
+    A workload's set follows from a hash of its uuid, so that one recorded later moves none of the others. Only the
+    smallest and the largest size of each feature go to the tune set whatever their hash. Equal workloads (axes and
+    inputs) are merged and their weights added.
 
     Args:
         workloads: All of one definition.
