@@ -17,6 +17,16 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
+class Conditions:
+    """How both sides of every comparison of a run were timed; the fields mean what they mean in Comparison."""
+
+    residency: str
+    mode: str
+    timer: str
+    num_threads: int
+
+
+@dataclass(frozen=True)
 class Comparison:
     """A speedup (native latency / candidate latency) with its interval, as published.
 
