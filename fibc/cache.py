@@ -29,7 +29,8 @@ class Cache:
     The law of a key: what is stored under it is a function of the key. So writers never conflict: each writes to a
     name of its own and renames, the last one wins, and readers see one whole file. Anything else is a miss: an entry
     that is absent, empty, damaged or unreadable. Where ``root`` cannot be written, what it holds is still read, and new
-    files go to a private temporary directory that goes with the process. Every kind of trouble is said once.
+    files go to a private temporary directory that goes with the process. Every kind of trouble is said once. Nothing is
+    synced: after a power failure the sum tells a file whose bytes never reached the disk.
     """
 
     def __init__(self, root: Path | None = None) -> None:

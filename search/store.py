@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,6 +16,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.storages import RDBStorage
 from optuna.trial import TrialState, create_trial
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import QueuePool
 
 from fibc.errors import InputError, RecordError
 from fibc.schema.digest import digest_json
@@ -61,11 +64,16 @@ class StudyStore:
         Raises:
             InputError: If it cannot be opened.
         """
-        url = f"sqlite:///{where.absolute()}" if isinstance(where, Path) else where
-        self.name = re.sub(r"//[^@/]*@", "//***@", url)  # no password in a message
-        arguments = {"timeout": SQLITE_WAIT_S} if url.startswith("sqlite") else {}
+        if isinstance(where, Path):
+            # Not as a URL: Optuna formats braces in it, and ? ends its path.
+            connect = partial(sqlite3.connect, where, timeout=SQLITE_WAIT_S, check_same_thread=False)
+            url, options = "sqlite://", {"creator": connect, "poolclass": QueuePool}
+            self.name = str(where)
+        else:
+            url, options = where, {"connect_args": {"timeout": SQLITE_WAIT_S}} if where.startswith("sqlite") else {}
+            self.name = re.sub(r"//[^@/]*@", "//***@", where)  # no password in a message
         try:
-            self._storage = RDBStorage(url, engine_kwargs={"connect_args": arguments})
+            self._storage = RDBStorage(url, engine_kwargs=options)
         except _TROUBLE as error:
             raise InputError(
                 f"--storage: {self.name} cannot be opened, got: {_first_line(error)} (accepted: sqlite:///FILE, or a "
