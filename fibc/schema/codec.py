@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, TypeVar
 
 import msgpack
@@ -11,9 +10,14 @@ from pydantic import TypeAdapter
 T = TypeVar("T")
 
 
-@cache
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
+"""Building one costs about a millisecond."""
+
+
 def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+    if kind not in _ADAPTERS:
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    return _ADAPTERS[kind]
 
 
 def to_plain(value: Any) -> Any:
@@ -32,7 +36,7 @@ def from_plain(kind: type[T], plain: Any) -> T:
 
 
 def encode(value: Any) -> bytes:
-    """Return ``value`` (a dataclass of this package) as msgpack bytes; equal values give equal bytes."""
+    """Return ``value`` (a dataclass of this package) as msgpack bytes; the same for the same value, mappings in the same order."""
     return bytes(msgpack.packb(to_plain(value), use_bin_type=True))
 
 
@@ -44,6 +48,6 @@ def decode(kind: type[T], data: bytes) -> T:
     """
     try:
         plain = msgpack.unpackb(data, raw=False, strict_map_key=False)
-    except (msgpack.UnpackException, ValueError) as error:
+    except (msgpack.UnpackException, ValueError, TypeError) as error:  # TypeError: a list as a key
         raise ValueError(f"torn msgpack record: {error}") from error
     return from_plain(kind, plain)

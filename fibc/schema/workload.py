@@ -159,7 +159,8 @@ def read_workload(document: Any, definition: Definition, root: Path) -> Workload
     if problems:
         raise SchemaError(problems)
     extra = {name: value for name, value in inner.items() if name not in ("uuid", "axes", "inputs", "count")}
-    return Workload(uuid, axes, inputs, weight, root=str(root), extra=extra)
+    synthesised = document.get("synthesised") is True
+    return Workload(uuid, axes, inputs, weight, synthesised, root=str(root), extra=extra)
 
 
 def dataset_root(path: Path) -> Path:
