@@ -13,7 +13,7 @@ from fibc.paths import OutLayout
 
 @contextmanager
 def lock_out(layout: OutLayout, *, wait_s: float, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold ``layout.lock`` inside the block.
+    """Hold ``layout.lock`` inside the block; first remove what killed runs left half-written.
 
     The kernel holds it for an open file (flock), so it dies with its owner however that ends; the file itself stays
     and means nothing. Python opens it close-on-exec: compilers and workers do not inherit it.
@@ -39,6 +39,7 @@ def lock_out(layout: OutLayout, *, wait_s: float, say: Callable[[str], None]) ->
                 f"--out: {layout.root} is in use by another run (wait until it has ended, or choose another directory)"
             ) from None
     try:
+        layout.remove_unfinished()
         yield
     finally:
         lock.release()

@@ -134,10 +134,10 @@ class OutLayout:
         return self.root / "fibc-dataset"
 
     def records(self, definition: str) -> Path:
-        return self.root / "fibc-records" / safe_name(definition, ".records")
+        return self._records / safe_name(definition, ".records")
 
     def sources(self, definition: str) -> Path:
-        return self.root / "fibc-sources" / safe_name(definition)
+        return self._sources / safe_name(definition)
 
     @property
     def studies(self) -> Path:
@@ -146,6 +146,24 @@ class OutLayout:
     @property
     def lock(self) -> Path:
         return self.root / "fibc.lock"
+
+    def remove_unfinished(self) -> None:
+        """Remove what killed runs left half-written. For the holder of the lock: to anyone else it may be in use."""
+        pattern = f"{TEMPORARY_PREFIX}*"
+        directories = (self.dataset, self._records, self._sources, *self.root.glob("fibc_*"))
+        nested = (path for directory in directories for path in directory.rglob(pattern))
+        for path in [*self.root.glob(pattern), *nested]:
+            if path.is_symlink() or path.is_file():
+                with contextlib.suppress(OSError):  # it is in nobody's way
+                    path.unlink()
+
+    @property
+    def _records(self) -> Path:
+        return self.root / "fibc-records"
+
+    @property
+    def _sources(self) -> Path:
+        return self.root / "fibc-sources"
 
 
 def _umask() -> int:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import stat
+import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -75,6 +78,31 @@ def test_a_full_disk_leaves_the_old_file_and_no_temporary(tmp_path: Path, monkey
         atomic_write(target, b"new")
     assert target.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_writer_killed_in_the_middle_leaves_the_old_file_and_the_next_run_cleans_up(tmp_path: Path) -> None:
+    layout = OutLayout(tmp_path / "out")
+    targets = [
+        layout.records("gemm"),
+        layout.package("gemm") / "table",
+        layout.dataset / "a" / "b",
+        layout.root / "file",
+    ]
+    code = """
+import os, signal, sys
+from pathlib import Path
+from fibc.paths import atomic_write
+os.fsync = lambda handle: os.kill(os.getpid(), signal.SIGKILL)
+atomic_write(Path(sys.argv[1]), b"new")
+"""
+    for target in targets:
+        atomic_write(target, b"old")
+        ended = subprocess.run([sys.executable, "-c", code, str(target)], check=False)
+        assert ended.returncode == -signal.SIGKILL
+        assert target.read_bytes() == b"old"
+        assert len(list(target.parent.glob(".fibc-*"))) == 1
+    layout.remove_unfinished()
+    assert sorted(path for path in layout.root.rglob("*") if path.is_file()) == sorted(targets)
 
 
 def test_readers_see_only_whole_files_while_a_writer_replaces_them(tmp_path: Path) -> None:
