@@ -140,6 +140,13 @@ class KeyStudy:
         if self._stored is not None:
             self._stored.add(finished, self._spaces[finished.template].space)
 
+    def forget(self, number: int) -> None:
+        """Take back an open proposal that nobody will try; it is no trial, and may be proposed again."""
+        proposal, trial = self._open.pop(number)
+        self._sampled.tell(trial, state=TrialState.FAIL)  # the samplers pass over failed trials
+        self._seen.discard((proposal.template, proposal.config))
+        self._empty.discard(proposal.template)
+
     def best(self, num: int = 1) -> tuple[Trial, ...]:
         """Return the ``num`` best trials, best first. A choice of what to confirm, never a claim."""
         passed = [trial for trial in self.finished if trial.value is not None]

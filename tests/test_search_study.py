@@ -140,6 +140,18 @@ def test_a_batch_is_told_in_any_order_to_the_right_configs() -> None:
     }
 
 
+def test_a_proposal_that_is_taken_back_is_no_trial_and_may_come_again(store: StudyStore) -> None:
+    study = open_study(store, "key", (TILE,), trials=1000)
+    proposals = study.ask_batch(1000)
+    assert study.stopped is not None
+    for proposal in proposals[1:]:
+        study.tell(proposal.number, 0.0)
+    study.forget(proposals[0].number)
+    assert study.stopped is None
+    assert search(study) == [(proposals[0].template, proposals[0].config)]
+    assert len(open_study(store, "key", (TILE,)).finished) == count_valid(TILE)
+
+
 def test_a_proposal_is_told_once() -> None:
     study = open_study(None, "key", SPACES)
     proposal = study.ask()
