@@ -98,8 +98,9 @@ def _one_hot_row(tensor: torch.Tensor) -> torch.Tensor:
 
 def _denormals(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Return values of both signs below the smallest normal of the dtype, zeros among them."""
+    info = torch.finfo(tensor.dtype)
     fractions = torch.rand(tensor.shape, generator=generator) * 2 - 1
-    return _scaled(fractions, torch.finfo(tensor.dtype).tiny).to(tensor.dtype)
+    return _scaled(fractions, info.tiny * (1 - info.eps)).to(tensor.dtype)
 
 
 def _represents(dtype: torch.dtype, value: float) -> bool:
