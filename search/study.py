@@ -80,26 +80,12 @@ class KeyStudy:
 
     @property
     def stopped(self) -> str | None:
-        """Why there is nothing more to ask for, or None.
-
-        Giving a key up can only keep native: the price of a wrong one is a gain that is missed, never a slower table.
-        """
-        if not self._spaces:
-            return "no template matches"
-        num = len(self.finished)
-        if num >= self._trials:
-            return f"all {num} trials are done"
-        values = [trial.value for trial in self.finished if trial.value is not None]
-        if num >= self.num_design and max(values, default=-math.inf) < HOPELESS:
-            best = f"the best reached {math.exp(max(values)):.2f} of native's speed" if values else "all failed"
-            return f"given up after {num} trials: {best}"
-        if len(self._empty) == len(self._spaces):
-            return f"every valid config was tried ({num})"
-        return None
+        """Why there is nothing more to ask for, or None; None as well while proposals are open."""
+        return None if self._open else self._ended()
 
     def ask(self) -> Proposal | None:
         """Return the next config to build and time; None where the study has stopped, or waits for open proposals."""
-        if self.stopped or len(self.finished) + len(self._open) >= self._trials:
+        if self._ended() or len(self.finished) + len(self._open) >= self._trials:
             return None
         drawn = self._draw()
         if drawn is None:
@@ -170,6 +156,24 @@ class KeyStudy:
         self.finished.append(trial)
         if store and self._stored is not None:
             self._stored.add(trial, space.space)
+
+    def _ended(self) -> str | None:
+        """Return why the search has ended as far as the finished trials say.
+
+        Giving a key up can only keep native: the price of a wrong one is a gain that is missed, never a slower table.
+        """
+        if not self._spaces:
+            return "no template matches"
+        num = len(self.finished)
+        if num >= self._trials:
+            return f"all {num} trials are done"
+        values = [trial.value for trial in self.finished if trial.value is not None]
+        if num >= self.num_design and max(values, default=-math.inf) < HOPELESS:
+            best = f"the best reached {math.exp(max(values)):.2f} of native's speed" if values else "all failed"
+            return f"given up after {num} trials: {best}"
+        if len(self._empty) == len(self._spaces):
+            return f"every valid config was tried ({num})"
+        return None
 
     def _draw(self) -> tuple[optuna.Trial, str, Config] | None:
         """Return an unseen valid config with its open trial: queued, else drawn, else the nearest to what was drawn."""

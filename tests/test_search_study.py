@@ -143,7 +143,7 @@ def test_a_batch_is_told_in_any_order_to_the_right_configs() -> None:
 def test_a_proposal_that_is_taken_back_is_no_trial_and_may_come_again(store: StudyStore) -> None:
     study = open_study(store, "key", (TILE,), trials=1000)
     proposals = study.ask_batch(1000)
-    assert study.stopped is not None
+    assert len(proposals) == count_valid(TILE)
     for proposal in proposals[1:]:
         study.tell(proposal.number, 0.0)
     study.forget(proposals[0].number)
