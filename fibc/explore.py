@@ -1,0 +1,261 @@
+"""The search of keys: ask for configs, build and try them, tell the study, and reduce what passed to finalists."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fibc import measure
+from fibc.backends.base import Backend, BuildFailure
+from fibc.schema.candidate import Artifact, Candidate
+from fibc.schema.digest import digest_text
+from fibc.schema.evaluation import Arm, Evaluation, Status
+from fibc.schema.feature import Cell, FeatureKey
+from fibc.schema.space import Space
+from fibc.search.store import StudyStore, Trial
+from fibc.search.study import KeyStudy, Proposal, open_study
+from fibc.search.warm import warm_start
+from fibc.shop import Shop
+
+BATCH_PER_JOB = 4
+"""Configs asked for at once per compiler: builds and measurements alternate, as both want every core."""
+
+
+@dataclass(frozen=True)
+class Explored:
+    """One key after its search.
+
+    Attributes:
+        finalists: Digests of the candidates that go on to confirm, best first.
+        ended: Why the search ended.
+        partial: The budget ended it.
+    """
+
+    key: FeatureKey
+    finalists: tuple[str, ...]
+    ended: str
+    partial: bool
+
+
+def explore(shop: Shop, store: StudyStore, keys: Sequence[FeatureKey], study_prefix: str) -> tuple[Explored, ...]:
+    """Search every key in the order given; a later key starts from the best of its nearest neighbour.
+
+    A key whose search was finished by an earlier run with the same fingerprint is answered from the record.
+
+    Raises:
+        KeyboardInterrupt: As the user asks; what was recorded stays.
+    """
+    done = _recorded_finalists(shop)
+    best: dict[Cell, Sequence[Trial]] = {}
+    explored: list[Explored] = []
+    for index, key in enumerate(keys):
+        if str(key) in done:
+            explored.append(Explored(key, done[str(key)], "answered from the record", partial=False))
+            shop.progress.step(f"{key}: {len(done[str(key)])} finalists, answered from the record")
+            continue
+        share_s = shop.budget.share_for_key(index, len(keys))
+        result = _KeySearch(shop, store, key, study_prefix, warm_start(key.cell, best)).run(share_s)
+        best[key.cell] = result.trials
+        explored.append(result.explored)
+        if result.explored.partial:
+            shop.budget.cut(f"search of {key}")
+        else:
+            shop.verdicts.append("finalists", {"key": str(key), "candidates": list(result.explored.finalists)})
+        shop.progress.step(result.line)
+    return _with_artifacts(shop, explored)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    explored: Explored
+    trials: tuple[Trial, ...]
+    line: str
+
+
+class _KeySearch:
+    """The search of one key."""
+
+    def __init__(
+        self,
+        shop: Shop,
+        store: StudyStore,
+        key: FeatureKey,
+        study_prefix: str,
+        warm: Sequence[tuple[str, tuple[tuple[str, int | str | bool], ...]]],
+    ) -> None:
+        self._shop = shop
+        self._key = key
+        self._owner: dict[str, Backend] = {}
+        spaces: list[Space] = []
+        for backend in shop.backends:
+            for space in backend.spaces(shop.definition, key)[0]:
+                spaces.append(space)
+                self._owner[space.template] = backend
+        self._recorded = shop.log.evaluations()
+        self._broken = _broken(self._recorded.values())
+        self._by_binary: dict[str, Evaluation] = {}
+        self._seed = _key_seed(shop.options.seed, key)
+        self._rng = random.Random(self._seed)
+        self._study: KeyStudy = open_study(
+            store,
+            f"{study_prefix} {key}",
+            spaces,
+            seed=self._seed,
+            trials=shop.options.trials,
+            warm_start=warm,
+            fresh=shop.options.fresh,
+        )
+
+    def run(self, share_s: float) -> _Outcome:
+        """Search until trials, configs, hope or time run out, then screen."""
+        shop = self._shop
+        ends = time.monotonic() + share_s
+        while time.monotonic() < ends and (proposals := self._study.ask_batch(shop.options.jobs * BATCH_PER_JOB)):
+            self._try_batch(proposals, ends)
+        partial = self._study.stopped is None
+        finalists = self._screen() if shop.time_left() else ()
+        trials = self._study.best(len(self._study.finished))
+        failed = sum(trial.value is None for trial in self._study.finished)
+        lead = f"best {math.exp(trials[0].value or 0.0):.2f}x" if trials else "none passed"
+        ended = self._study.stopped or "the budget of the search ended"
+        line = f"{self._key}: {len(self._study.finished)} trials, {failed} failed, {lead}, {len(finalists)} finalists"
+        return _Outcome(Explored(self._key, finalists, ended, partial), trials, line)
+
+    def _try_batch(self, proposals: Sequence[Proposal], ends: float) -> None:
+        shop = self._shop
+        chosen = {
+            p.number: shop.introduce(self._owner[p.template], p.template, dict(p.config)) for p in proposals
+        }
+        unknown = [c for c in chosen.values() if self._known(c) is None]
+        built = _build(shop, self._owner, unknown)
+        for proposal in proposals:
+            candidate = chosen[proposal.number]
+            if time.monotonic() >= ends:
+                self._study.forget(proposal.number)
+                continue
+            evaluation = self._known(candidate)
+            if evaluation is None:
+                evaluation = self._evaluate(candidate, built[candidate.digest])
+                shop.log.append("evaluation", evaluation)
+                self._recorded[str(self._key), candidate.digest] = evaluation
+                if evaluation.status is not Status.PASSED:
+                    self._broken.setdefault(candidate.digest, evaluation)
+            value = measure.screen_value(evaluation.pairs) if evaluation.pairs else None
+            self._study.tell(proposal.number, value, evaluation.status, evaluation.log)
+
+    def _known(self, candidate: Candidate) -> Evaluation | None:
+        """Return what the record says: of this key, or a failure at any key. A failed candidate is not tried again."""
+        return self._recorded.get((str(self._key), candidate.digest)) or self._broken.get(candidate.digest)
+
+    def _evaluate(self, candidate: Candidate, built: Artifact | BuildFailure) -> Evaluation:
+        shop, key = self._shop, str(self._key)
+        began = time.monotonic()
+        environment = shop.log.environment
+        if isinstance(built, BuildFailure):
+            status = Status.TIMEOUT if built.timed_out else Status.COMPILE_ERROR
+            return Evaluation(candidate.digest, key, status, built.log, None, (), environment, 0.0)
+        twin = self._by_binary.get(built.digest)
+        if twin is not None:
+            return Evaluation(
+                candidate.digest, key, twin.status, twin.log, twin.correctness, twin.pairs, environment, 0.0
+            )
+        with shop.evaluator.trial(candidate, built, self._key) as trial:
+            status, log, pairs = trial.status, trial.log, ()
+            if status is Status.PASSED:
+                try:
+                    pairs = measure.first_rung(trial.session, 0, shop.policy, self._rng)
+                except measure.ArmFailed as error:
+                    status, log = error.status, error.log
+            correctness = trial.correctness
+        evaluation = Evaluation(
+            candidate.digest, key, status, log, correctness, pairs, environment, time.monotonic() - began
+        )
+        self._by_binary[built.digest] = evaluation
+        return evaluation
+
+    def _screen(self) -> tuple[str, ...]:
+        """Return the finalists of the trials that passed; each binary rides once, and is validated at every point."""
+        shop, key = self._shop, self._key
+        passed: dict[str, tuple[str, float]] = {}
+        for trial in self._study.best(len(self._study.finished)):
+            candidate = shop.introduce(self._owner[trial.template], trial.template, dict(trial.config))
+            artifact = _build(shop, self._owner, [candidate])[candidate.digest]
+            if isinstance(artifact, Artifact) and trial.value is not None:
+                passed.setdefault(artifact.digest, (candidate.digest, trial.value))
+        arms = tuple(Arm(str(key), key.screen_point, digest) for digest, _ in passed.values())
+        values = tuple(value for _, value in passed.values())
+        bench = shop.evaluator.bench(arms, shop.artifacts, (key,), fresh_process=False)
+        screening = measure.screen(bench, arms, values, shop.policy, self._seed)
+        shop.keep_samples(screening.samples)
+        finalists = []
+        for arm in screening.finalists:
+            outcome = shop.evaluator.validate(shop.candidates[arm.candidate], shop.artifacts[arm.candidate], key)
+            if outcome.status is Status.PASSED:
+                finalists.append(arm.candidate)
+            else:
+                shop.log.append(
+                    "evaluation",
+                    Evaluation(
+                        arm.candidate,
+                        str(key),
+                        outcome.status,
+                        outcome.log,
+                        outcome.correctness,
+                        (),
+                        shop.log.environment,
+                        0.0,
+                    ),
+                )
+        return tuple(finalists)
+
+
+def _build(shop: Shop, owner: Mapping[str, Backend], candidates: Sequence[Candidate]) -> dict[str, Artifact | BuildFailure]:
+    """Build what is not built yet, every compiler at once, and remember the artifacts."""
+    results: dict[str, Artifact | BuildFailure] = {
+        c.digest: shop.artifacts[c.digest] for c in candidates if c.digest in shop.artifacts
+    }
+    missing = [c for c in candidates if c.digest not in results]
+    for backend in {owner[c.template].name: owner[c.template] for c in missing}.values():
+        mine = [c for c in missing if owner[c.template] is backend]
+        results |= backend.build(
+            shop.definition,
+            mine,
+            timeout_s=shop.budget.deadline_s(shop.options.timeout_s),
+            jobs=shop.options.jobs,
+        )
+    shop.artifacts |= {digest: built for digest, built in results.items() if isinstance(built, Artifact)}
+    return results
+
+
+def _recorded_finalists(shop: Shop) -> dict[str, tuple[str, ...]]:
+    return {value["key"]: tuple(value["candidates"]) for value in shop.verdicts.own("finalists")}
+
+
+def _with_artifacts(shop: Shop, explored: Sequence[Explored]) -> tuple[Explored, ...]:
+    """Make sure that every finalist is built, also one that the record answered; a lost one is no finalist."""
+    recorded = shop.log.candidates()
+    owners = {backend.name: backend for backend in shop.backends}
+    kept = []
+    for item in explored:
+        finalists = []
+        for digest in item.finalists:
+            candidate = shop.candidates.get(digest) or recorded.get(digest)
+            if candidate is None or candidate.backend not in owners:
+                continue
+            shop.candidates[digest] = candidate
+            built = _build(shop, {candidate.template: owners[candidate.backend]}, [candidate])[digest]
+            if isinstance(built, Artifact):
+                finalists.append(digest)
+        kept.append(Explored(item.key, tuple(finalists), item.ended, item.partial))
+    return tuple(kept)
+
+
+def _broken(evaluations: Sequence[Evaluation]) -> dict[str, Evaluation]:
+    return {item.candidate: item for item in evaluations if item.status is not Status.PASSED}
+
+
+def _key_seed(seed: int, key: FeatureKey) -> int:
+    return int(digest_text(str(seed), "search", str(key))[:8], 16)

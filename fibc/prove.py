@@ -1,0 +1,286 @@
+"""The proof of keys: confirm finalists in fresh processes, split cells, reconfirm winners, ask the boundary set."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fibc import decide, measure
+from fibc.explore import Explored
+from fibc.schema.cells import split_key
+from fibc.schema.decision import Comparison, Conditions, Decision, Verdict
+from fibc.schema.evaluation import Arm, Status
+from fibc.schema.evidence import ArmFailure, Assessment
+from fibc.schema.feature import Cell, Feature, FeatureKey, Point, feature_values
+from fibc.schema.workload import Workload
+from fibc.shop import Shop
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What the evidence says about every cell.
+
+    Attributes:
+        decisions: Sorted by cell; together they cover every key.
+        boundary: Evidence of the boundary workloads in cells that were to be replaced.
+        num_boundary_rejected: Rows that the boundary set took back.
+        num_tested: Cells that were confirmed, whatever their verdict.
+    """
+
+    decisions: tuple[Decision, ...]
+    boundary: tuple[Comparison, ...]
+    num_boundary_rejected: int
+    num_tested: int
+
+
+@dataclass(frozen=True)
+class _Contest:
+    """A key with the finalists that are tested on it."""
+
+    key: FeatureKey
+    finalists: tuple[str, ...]
+    num_splits: int
+    partial: bool
+
+    def arms(self) -> list[Arm]:
+        return [
+            Arm(str(self.key), point, digest) for digest in self.finalists for point in range(len(self.key.points))
+        ]
+
+
+def prove(
+    shop: Shop,
+    explored: Sequence[Explored],
+    features: Sequence[Feature],
+    tune_workloads: Sequence[Workload],
+    boundary_workloads: Sequence[Workload],
+    conditions: Conditions,
+) -> Proof:
+    """Return the decision of every cell, from data that the search has not seen.
+
+    Cells that an earlier run with the same fingerprint settled are answered from the record.
+    """
+    recorded = shop.verdicts.decisions()
+    settled: list[Decision] = []
+    contests: list[_Contest] = []
+    keys: dict[Cell, FeatureKey] = {}
+    for item in explored:
+        known = _covering(recorded, item.key.cell)
+        if known:
+            settled += known
+        elif item.finalists:
+            contests.append(_Contest(item.key, item.finalists, 0, item.partial))
+        else:
+            settled.append(_without_finalists(item))
+    num_tested = len(contests) + sum(bool(decision.confirm) for decision in settled)
+
+    replaced: list[Decision] = []
+    while contests:
+        decisions, contests_next = _confirm(shop, contests, features, tune_workloads, conditions)
+        keys |= {contest.key.cell: contest.key for contest in contests}
+        num_tested += len(contests_next)
+        replaced += [decision for decision in decisions if decision.verdict is Verdict.REPLACE]
+        settled += [decision for decision in decisions if decision.verdict is not Verdict.REPLACE]
+        contests = contests_next
+
+    confirmed = _reconfirm(shop, replaced, keys, conditions)
+    checked, boundary = _ask_boundary(shop, confirmed, features, boundary_workloads, conditions)
+    num_rejected = sum(before.verdict is not after.verdict for before, after in zip(confirmed, checked, strict=True))
+    final = sorted([*settled, *checked], key=lambda decision: decision.cell)
+    for decision in final:
+        if not decision.partial and decision not in recorded:
+            shop.verdicts.append("decision", decision)
+        if decision.partial:
+            shop.budget.cut(f"evidence of {decision.cell}")
+    return Proof(tuple(final), boundary, num_rejected, num_tested)
+
+
+def read_test_set(
+    shop: Shop,
+    decisions: Sequence[Decision],
+    features: Sequence[Feature],
+    test_workloads: Sequence[Workload],
+    conditions: Conditions,
+) -> tuple[tuple[Comparison, ...], tuple[str, ...]]:
+    """Measure the test workloads that fall into replaced cells, once; return them, and a line for each slower one."""
+    keys = _keys_of(decisions, features, test_workloads, shop)
+    seen = _assess(shop, decisions, keys, "test", "test set")
+    comparisons: list[Comparison] = []
+    slower: list[str] = [f"{failure.arm.key}: {failure.status}: {failure.log}" for failure in seen.failures]
+    for cell, key in keys.items():
+        for point, estimate in zip(key.points, seen.of(str(key)), strict=True):
+            if estimate is None:
+                shop.budget.cut(f"test workload {point} of {cell}")
+                continue
+            comparisons.append(decide.compare(estimate, point, "test", conditions))
+            if decide.is_slower(estimate, shop.policy):
+                slower.append(f"{point}: {math.exp(estimate.mean):.3f}x, at most {math.exp(estimate.upper):.3f}x")
+    return tuple(comparisons), tuple(slower)
+
+
+def _confirm(
+    shop: Shop,
+    contests: Sequence[_Contest],
+    features: Sequence[Feature],
+    tune_workloads: Sequence[Workload],
+    conditions: Conditions,
+) -> tuple[list[Decision], list[_Contest]]:
+    """Run one round of the test; return decisions, and the halves of cells that no finalist gets as a whole."""
+    arms = [arm for contest in contests for arm in contest.arms()]
+    depth = max(contest.num_splits for contest in contests)
+    shop.progress.stage("confirm" if depth == 0 else f"confirm, split {depth}", shop.policy.looks[-1])
+    bench = shop.evaluator.bench(arms, shop.artifacts, [contest.key for contest in contests], fresh_process=True)
+    results = measure.confirm(
+        bench,
+        arms,
+        shop.policy,
+        shop.options.seed + depth,
+        time_left=shop.time_left,
+        on_session=lambda session, num_open: shop.progress.step(f"session {session + 1}, {num_open} keys open"),
+    )
+    decisions: list[Decision] = []
+    halves: list[_Contest] = []
+    for contest in contests:
+        confirmation = results[str(contest.key)]
+        shop.keep_samples(confirmation.samples)
+        outcome = decide.decide(
+            contest.key, confirmation, shop.policy, conditions, num_splits=contest.num_splits
+        )
+        if isinstance(outcome, Decision):
+            decisions.append(outcome)
+            continue
+        parts = split_key(contest.key, features, tune_workloads, shop.definition) if shop.time_left() else ()
+        if parts:
+            halves += [_Contest(part, outcome.candidates, outcome.num_splits, contest.partial) for part in parts]
+        else:
+            decisions.append(outcome.decision)
+    return decisions, halves
+
+
+def _reconfirm(
+    shop: Shop, replaced: Sequence[Decision], keys: Mapping[Cell, FeatureKey], conditions: Conditions
+) -> list[Decision]:
+    chosen = {decision.cell: keys[decision.cell] for decision in replaced}
+    seen = _assess(shop, replaced, chosen, "reconfirm", "reconfirm")
+    return [
+        decide.settle(
+            decision,
+            chosen[decision.cell],
+            seen.of(str(decision.cell)),
+            [failure for failure in seen.failures if failure.arm.key == str(decision.cell)],
+            conditions,
+        )
+        for decision in replaced
+    ]
+
+
+def _ask_boundary(
+    shop: Shop,
+    decisions: Sequence[Decision],
+    features: Sequence[Feature],
+    workloads: Sequence[Workload],
+    conditions: Conditions,
+) -> tuple[list[Decision], tuple[Comparison, ...]]:
+    keys = _keys_of(decisions, features, workloads, shop)
+    wrong = _wrong_outputs(shop, decisions, keys)
+    timed = {cell: key for cell, key in keys.items() if cell not in wrong}
+    seen = _assess(shop, decisions, timed, "boundary", "boundary set")
+    checked: list[Decision] = []
+    comparisons: list[Comparison] = []
+    for decision in decisions:
+        if decision.cell not in keys:
+            checked.append(decision)
+            continue
+        key = keys[decision.cell]
+        failures = [failure for failure in seen.failures if failure.arm.key == str(key)]
+        failures += [wrong[decision.cell]] if decision.cell in wrong else []
+        estimates = seen.of(str(key))
+        checked.append(decide.check_boundary(decision, key.points, estimates, failures))
+        comparisons += [
+            decide.compare(estimate, point, "boundary", conditions)
+            for point, estimate in zip(key.points, estimates, strict=False)
+            if estimate is not None
+        ]
+    return checked, tuple(comparisons)
+
+
+def _wrong_outputs(
+    shop: Shop, decisions: Sequence[Decision], keys: Mapping[Cell, FeatureKey]
+) -> dict[Cell, ArmFailure]:
+    """Return the winners that are wrong on a boundary workload, by cell."""
+    wrong: dict[Cell, ArmFailure] = {}
+    for decision in decisions:
+        if decision.cell in keys and shop.time_left():
+            winner = decision.candidate
+            outcome = shop.evaluator.validate(shop.candidates[winner], shop.artifacts[winner], keys[decision.cell])
+            if outcome.status is not Status.PASSED:
+                arm = Arm(str(decision.cell), 0, winner)
+                wrong[decision.cell] = ArmFailure(arm, outcome.status, outcome.log)
+    return wrong
+
+
+def _assess(
+    shop: Shop, decisions: Sequence[Decision], keys: Mapping[Cell, FeatureKey], stage: str, title: str
+) -> Assessment:
+    """Measure the winners at every point of ``keys`` in fresh sessions."""
+    arms = [
+        Arm(str(decision.cell), point, decision.candidate)
+        for decision in decisions
+        if decision.cell in keys
+        for point in range(len(keys[decision.cell].points))
+    ]
+    shop.progress.stage(title, shop.policy.fixed_sessions if arms else 0)
+    if not arms:
+        return Assessment(stage, (), (), (), ())
+    bench = shop.evaluator.bench(arms, shop.artifacts, list(keys.values()), fresh_process=True)
+    seen = measure.assess(
+        bench,
+        arms,
+        shop.policy,
+        shop.options.seed,
+        stage,
+        time_left=shop.time_left,
+        on_session=lambda session, num_keys: shop.progress.step(f"session {session + 1}, {num_keys} keys"),
+    )
+    shop.keep_samples(seen.samples)
+    return seen
+
+
+def _keys_of(
+    decisions: Iterable[Decision], features: Sequence[Feature], workloads: Sequence[Workload], shop: Shop
+) -> dict[Cell, FeatureKey]:
+    """Return, for every replaced cell that holds some of ``workloads``, a key whose points are these workloads."""
+    keys: dict[Cell, FeatureKey] = {}
+    for decision in decisions:
+        if decision.verdict is not Verdict.REPLACE:
+            continue
+        inside = [w for w in workloads if decision.cell.holds(feature_values(features, w.axes))]
+        points = tuple(
+            Point(tuple((axis, w.axes[axis]) for axis in shop.definition.var_axes), "recorded", w.weight, w.uuid)
+            for w in inside
+        )
+        if points:
+            keys[decision.cell] = FeatureKey(decision.cell, points, 0, synthetic=False)
+    return keys
+
+
+def _covering(recorded: Sequence[Decision], cell: Cell) -> list[Decision]:
+    """Return the recorded decisions that together cover ``cell``, or nothing where a part is missing."""
+    inside = [decision for decision in recorded if _within(decision.cell, cell)]
+    return inside if sum(_volume(decision.cell) for decision in inside) == _volume(cell) else []
+
+
+def _within(inner: Cell, outer: Cell) -> bool:
+    pairs = zip(inner.bounds, outer.bounds, strict=True)
+    return all(outer_first <= first and last <= outer_last for (first, last), (outer_first, outer_last) in pairs)
+
+
+def _volume(cell: Cell) -> int:
+    return math.prod(last - first + 1 for first, last in cell.bounds)
+
+
+def _without_finalists(item: Explored) -> Decision:
+    if item.partial:
+        return decide.inconclusive(item.key, item.ended, partial=True)
+    return decide.keep_native(item.key, f"no finalist: {item.ended}")
