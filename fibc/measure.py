@@ -126,9 +126,10 @@ def first_rung(session: Session, candidate: int, policy: Policy, rng: random.Ran
 def screen(bench: Bench, arms: Sequence[Arm], values: Sequence[float], policy: Policy, seed: int) -> Screening:
     """Reduce the trials of one key to finalists by successive halving.
 
-    The best third of all trials enters the next rung, with twice as many rounds, until ``policy.finalists`` are left.
-    A rung is one session. Each of its rounds is a random permutation of the candidates, native riding with each, and a
-    rung ranks by its own rounds alone: luck does not travel.
+    The best third of all trials enters the next rung, with twice as many rounds, until a third is no more than
+    ``policy.finalists``; the best of the last rung are the finalists. A rung is one session. Each of its rounds is a
+    random permutation of the candidates, native riding with each, and it ranks by its own rounds alone: luck does not
+    travel.
 
     Args:
         bench: Holds ``arms``.
@@ -141,22 +142,20 @@ def screen(bench: Bench, arms: Sequence[Arm], values: Sequence[float], policy: P
     ranking = sorted(range(len(arms)), key=lambda arm: -latest[arm])
     failures: list[ArmFailure] = []
     samples: list[SessionSamples] = []
-    rung = 0
-    while len(ranking) > policy.finalists:
-        rung += 1
-        size = max(policy.finalists, math.ceil(len(ranking) / policy.reduction_factor))
-        entrants = [arm for arm in ranking[:size] if latest[arm] >= policy.promote_above]
-        if not entrants:
-            ranking = []
+    rung = 1
+    while (size := math.ceil(len(ranking) / policy.reduction_factor)) > policy.finalists:
+        ranking = [arm for arm in ranking[:size] if latest[arm] >= policy.promote_above]
+        if len(ranking) <= policy.finalists:
             break
-        turn = _run_rung(bench, entrants, rung, policy, session_seed(seed, "screen", rung))
+        turn = _run_rung(bench, ranking, rung, policy, session_seed(seed, "screen", rung))
         samples += turn.samples(arms)
         failures += turn.arm_failures(arms)
-        ranking = [arm for arm in entrants if arm not in turn.failures]
+        ranking = [arm for arm in ranking if arm not in turn.failures]
         for arm in ranking:
             latest[arm] = screen_value(turn.pairs[arm])
         ranking.sort(key=lambda arm: -latest[arm])
-    finalists = tuple(arms[arm] for arm in ranking if latest[arm] >= policy.drop_below)
+        rung += 1
+    finalists = tuple(arms[arm] for arm in ranking[: policy.finalists] if latest[arm] >= policy.drop_below)
     num_pairs = sum(len(sample.pairs) for sample in samples)
     return Screening(finalists, tuple(latest), num_pairs, tuple(failures), tuple(samples))
 
@@ -197,9 +196,10 @@ def confirm(
     """Test the finalists of all keys at once.
 
     Sessions go round-robin over the keys: that spaces a key's sessions in time, and a process start is paid once for
-    all keys. Bounds are looked at after ``policy.looks`` sessions only, each with error alpha / (looks x finalists). A
-    finalist gets its key where its lower bound beats the margin at every point at one look. To err, it would have to err
-    at a point where the finalist is no better: that one bound's error covers all points, which need no correction.
+    all keys. Bounds are looked at after ``policy.looks`` sessions only, each with error alpha / (looks x finalists).
+
+    A finalist gets its key where its lower bound beats the margin at every point at one look. To err, it has to err at
+    a point where the finalist is no better: that bound's error covers the others, and points need no correction.
 
     Args:
         bench: Holds ``arms``.
@@ -414,7 +414,8 @@ class _Race:
         pairs_each = estimate.num_pairs / num_sessions
         hope = stats.interval(estimate.effects, PUBLISHED_LEVEL)[1]
         sigma = stats.timing_sigma(estimate.sd, pairs_each)
-        return stats.pairs_needed(sigma, hope, self._policy.margin, self._alpha) > self._policy.looks[-1] * pairs_each
+        needed = stats.pairs_needed(sigma, hope, self._policy.margin, self._alpha)
+        return needed > self._policy.patience * self._policy.looks[-1] * pairs_each
 
     def result(self) -> Confirmation:
         """End the test. Where time ran out between two looks, the next look is taken early."""

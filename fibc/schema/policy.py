@@ -28,6 +28,8 @@ class Policy:
         hopeless: Log speedups by round, the last one for all later rounds: a candidate leaves a rung early where its
             best round so far is below. One timing may be three times too long, one in each of two pairs hardly ever.
         looks: Numbers of sessions at which bounds are looked at; the last one ends the test.
+        patience: A finalist is given up where, even at the upper end of its 95 % interval, it needs more than so many
+            times the pairs that the test has (32 sessions of 8 pairs: 256).
         pairs_per_session: Pairs of an arm in a session; even, half of them native-first.
         heavy_pairs: The same where a key is heavy.
         heavy_s: A key is heavy where ``pairs_per_session`` pairs of all its arms would take longer, in seconds.
@@ -46,6 +48,7 @@ class Policy:
     promote_above: float = -0.2
     hopeless: tuple[float, ...] = (math.log(0.25), math.log(0.7))
     looks: tuple[int, ...] = (8, 16, 32)
+    patience: float = 1.0
     pairs_per_session: int = 8
     heavy_pairs: int = 2
     heavy_s: float = 0.5
