@@ -78,6 +78,7 @@ class DispatchTable:
         definition_digest: Digest of the definition that was tuned.
         spec: Calling convention.
         reference_source: The definition's reference, the fallback where native cannot be imported.
+        reference_entry: Name of its function.
         features: Coordinates of the lookup.
         variants: Sorted by symbol.
         rows: One Decision per cell, sorted by cell.
@@ -119,3 +120,4 @@ class DispatchTable:
     fingerprint: str = ""
     boundary: tuple[Comparison, ...] = ()
     mismatches: tuple[tuple[str, str], ...] = ()
+    reference_entry: str = "run"

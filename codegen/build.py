@@ -1,0 +1,67 @@
+"""A dispatch table and the objects of its variants to a published package."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import fibc
+from fibc.cache import Cache
+from fibc.codegen import compile as cxx
+from fibc.codegen import package
+from fibc.codegen.emit import Sources, emit
+from fibc.errors import BuildError
+from fibc.schema import codec
+from fibc.schema.digest import digest_text
+from fibc.schema.table import DispatchTable
+
+CARRIED = tuple(Path(fibc.__path__[0]) / "runtime" / name for name in ("surface.py", "custom_op.py"))
+"""Modules of fibc that every package carries a copy of."""
+
+
+def build(table: DispatchTable, objects: Mapping[str, Path], target: Path, cache: Cache) -> Path:
+    """Build the module of ``table`` and publish it as package ``target``.
+
+    Args:
+        objects: The relocatable object of each variant, by symbol.
+        target: ``<out>/fibc_<definition>``.
+
+    Returns:
+        The directory of the published generation.
+
+    Raises:
+        SchemaError: If the table cannot be emitted.
+        BuildError: If an object is missing, or something does not compile or link.
+        ToolchainError: If the compiler or Python's headers are missing.
+        RecordError: If the package cannot be written; one that was there still works.
+    """
+    sources = emit(table)
+    missing = [variant.symbol for variant in table.variants if not _is_file(objects.get(variant.symbol))]
+    if missing:
+        raise BuildError(f"fibc_{table.definition}: no object for {', '.join(missing)} (build the variants again)")
+    with ThreadPoolExecutor(2) as pool:
+        entry = pool.submit(cxx.compile_entry, "module", cache)
+        constants = pool.submit(cxx.compile_table, sources.module_cpp, cache)
+        linked = [entry.result(), constants.result(), *(objects[variant.symbol] for variant in table.variants)]
+    digest = digest_text(sources.digest, sources.generation_py, *(path.read_bytes() for path in (*CARRIED, *linked)))
+
+    def write(directory: Path) -> None:
+        _write_generation(directory, table, sources)
+        cxx.link(linked, directory / f"_native{cxx.EXTENSION_SUFFIX}")
+
+    outer = {"__init__.py": sources.package_py, "__init__.pyi": sources.package_pyi, "py.typed": ""}
+    return package.publish(target, digest, write, outer)
+
+
+def _write_generation(directory: Path, table: DispatchTable, sources: Sources) -> None:
+    (directory / "__init__.py").write_text(sources.generation_py)
+    (directory / "module.cpp").write_text(sources.module_cpp)
+    (directory / package.TABLE).write_bytes(codec.encode(table))
+    for path in CARRIED:
+        shutil.copyfile(path, directory / path.name)
+
+
+def _is_file(path: Path | None) -> bool:
+    return path is not None and Path(path).is_file()
