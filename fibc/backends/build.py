@@ -1,0 +1,196 @@
+"""Kernel sources to objects and libraries: one ninja run, each command a supervised child, results in the cache."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fibc import isolation
+from fibc.backends.base import BuildFailure
+from fibc.cache import Cache
+from fibc.errors import BuildError
+from fibc.schema.digest import digest_text
+from fibc.toolchain import Toolchain
+
+ENTRY = "fibc_entry"
+"""Name of the entry in every kernel's source. The object is digested under this name, so that equal code has an equal
+digest, and only then given a name of its own."""
+
+COMPILE_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-g0",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=off",  # sums are contracted where the source says so, on every compiler
+    "-fno-asynchronous-unwind-tables",
+)
+
+COMPILE_MEMORY_BYTES = 4 << 30
+"""Limit of a compiler process; a kernel needs about 0.2 GB."""
+
+LOG_CHARS = 4000
+"""Tail of a log that a BuildFailure keeps."""
+
+_KIND = "kernels"
+
+_RULES = """\
+ninja_required_version = 1.11
+rule compile
+  command = {guard} {cxx} {flags} -I {include} -c $in -o $out {capture}
+rule rename
+  command = {guard} {objcopy} --redefine-sym {entry}=$symbol $in $out {capture}
+rule link
+  command = {guard} {cxx} -shared -nostartfiles -Wl,-z,defs -o $out $in -lc {capture}
+"""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A source to build, under the digest of everything that the result depends on."""
+
+    digest: str
+    source: str
+
+    @property
+    def symbol(self) -> str:
+        return f"fibc_{self.digest}"
+
+
+@dataclass(frozen=True)
+class Built:
+    """A built unit, with its files in the cache."""
+
+    digest: str
+    object_path: Path
+    library_path: Path
+    symbol: str
+    size_bytes: int
+
+
+def build_units(
+    units: Sequence[Unit],
+    toolchain: Toolchain,
+    *,
+    flags: Sequence[str],
+    include: Path,
+    cache: Cache,
+    timeout_s: float,
+    jobs: int,
+) -> dict[str, Built | BuildFailure]:
+    """Build what the cache lacks; the keys are the units' digests.
+
+    Args:
+        flags: Added to ``COMPILE_FLAGS``.
+        include: Directory of the headers.
+        timeout_s: Deadline of each command.
+        jobs: Commands at a time.
+
+    Raises:
+        BuildError: If ninja itself fails.
+    """
+    results: dict[str, Built | BuildFailure] = {}
+    missing: list[Unit] = []
+    for unit in units:
+        if unit.digest in results:
+            continue
+        known = _cached(unit, cache)
+        if known is None:
+            missing.append(unit)
+        else:
+            results[unit.digest] = known
+    if not missing:
+        return results
+    with tempfile.TemporaryDirectory(prefix="fibc-build-") as name:
+        work = Path(name)
+        for unit in missing:
+            (work / unit.digest).mkdir()
+            (work / unit.digest / "kernel.cpp").write_text(unit.source, encoding="utf-8")
+        text = ninja_text(missing, toolchain, flags=flags, include=include, timeout_s=timeout_s)
+        (work / "build.ninja").write_text(text, encoding="utf-8")
+        rounds = math.ceil(len(missing) / jobs)
+        done = isolation.run(
+            [toolchain.ninja, "-C", work, "-k", "0", "-j", str(jobs), "--quiet"],
+            timeout_s=3 * rounds * (timeout_s + isolation.GRACE_S),
+        )
+        for unit in missing:
+            results[unit.digest] = _collect(unit, work / unit.digest, cache)
+            failure = results[unit.digest]
+            if isinstance(failure, BuildFailure) and not failure.log:
+                raise BuildError(
+                    f"ninja: failed before it ran a compiler: {(done.stdout + done.stderr_tail)[-LOG_CHARS:]}"
+                )
+    return results
+
+
+def ninja_text(
+    units: Sequence[Unit], toolchain: Toolchain, *, flags: Sequence[str], include: Path, timeout_s: float
+) -> str:
+    """Return the text of a ``build.ninja`` that builds ``<digest>/kernel.cpp`` for each unit."""
+    guard = [sys.executable, "-S", "-I", isolation.__file__]
+    guard += ["--timeout-s", f"{timeout_s:g}", "--memory-bytes", str(COMPILE_MEMORY_BYTES), "--"]
+    rules = _RULES.format(
+        guard=_words(guard),
+        cxx=_words([toolchain.cxx]),
+        flags=_words([*COMPILE_FLAGS, *flags]),
+        include=_words([include]),
+        objcopy=_words([toolchain.objcopy]),
+        entry=ENTRY,
+        capture="> $log 2>&1 || { echo $$? > $status; exit 1; }",
+    )
+    edges = []
+    for unit in units:
+        where = unit.digest
+        steps = (
+            ("compile", f"{where}/kernel.o", f"{where}/kernel.cpp"),
+            ("rename", f"{where}/renamed.o", f"{where}/kernel.o"),
+            ("link", f"{where}/kernel.so", f"{where}/renamed.o"),
+        )
+        for rule, out, source in steps:
+            edges.append(f"build {out}: {rule} {source}\n  log = {where}/log\n  status = {where}/status\n")
+            if rule == "rename":
+                edges.append(f"  symbol = {unit.symbol}\n")
+    return rules + "".join(edges)
+
+
+def _words(words: Sequence[str | Path]) -> str:
+    """Return ``words`` quoted for the shell, then for ninja."""
+    return " ".join(shlex.quote(str(word)) for word in words).replace("$", "$$")
+
+
+def _cached(unit: Unit, cache: Cache) -> Built | None:
+    facts = cache.get_json(_KIND, unit.digest)
+    object_path = cache.get(_KIND, unit.digest, ".o")
+    library_path = cache.get(_KIND, unit.digest, ".so")
+    if facts is None or object_path is None or library_path is None:
+        return None
+    return Built(facts["object"], object_path, library_path, unit.symbol, facts["size_bytes"])
+
+
+def _collect(unit: Unit, directory: Path, cache: Cache) -> Built | BuildFailure:
+    """Move a finished unit into the cache, or say why it is not finished."""
+    library = directory / "kernel.so"
+    if not library.is_file():
+        log = directory / "log"
+        status = directory / "status"
+        code = int(status.read_text()) if status.is_file() else 0
+        text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+        if code and not text:
+            text = f"the compiler ended with status {code} and said nothing"
+        return BuildFailure(code == isolation.TIMED_OUT_STATUS, text[-LOG_CHARS:])
+    plain = (directory / "kernel.o").read_bytes()
+    object_path = cache.put_file(_KIND, unit.digest, ".o", directory / "renamed.o")
+    library_path = cache.put_file(_KIND, unit.digest, ".so", library)
+    digest = digest_text(plain)
+    facts = {"object": digest, "size_bytes": len(plain)}
+    cache.put_json(_KIND, unit.digest, facts)  # last: an entry with its facts is complete
+    return Built(digest, object_path, library_path, unit.symbol, len(plain))

@@ -1,0 +1,123 @@
+"""The machine that measurements are made on: CPU, caches, threads, and the versions that timings depend on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+from fibc.schema.digest import digest_json
+from fibc.schema.isa import available_levels
+from fibc.schema.table import CpuValidity
+
+CPUINFO = Path("/proc/cpuinfo")
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+
+_UNITS = {"K": 1024, "M": 1024**2, "G": 1024**3}
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where evidence holds.
+
+    Attributes:
+        model: The CPU's brand string.
+        isa: Levels of ``fibc.schema.isa`` that the CPU runs, in rising order; empty below AVX2.
+        l2_bytes: Of CPU 0; 0 where Linux does not say. Alike ``l3_bytes``.
+        num_threads: Threads that torch computes with.
+        versions: What else belongs to a record: python, torch, kernel.
+    """
+
+    model: str
+    isa: tuple[str, ...]
+    l2_bytes: int
+    l3_bytes: int
+    num_threads: int
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> str:
+        """Identity of what timings depend on: the silicon, the threads and torch's version (native is torch's code)."""
+        validity = self.cpu_validity()
+        return digest_json(
+            [
+                validity.model,
+                validity.isa,
+                validity.l2_bytes,
+                validity.l3_bytes,
+                validity.num_threads,
+                self.versions.get("torch", ""),
+            ]
+        )
+
+    def cpu_validity(self) -> CpuValidity:
+        """Return what a table's rows are bound to."""
+        return CpuValidity(self.model, self.isa, self.l2_bytes, self.l3_bytes, self.num_threads)
+
+    def facts(self) -> dict[str, str]:
+        """Return everything as printable text."""
+        return {
+            "cpu": self.model,
+            "isa": " ".join(self.isa) or "below avx2",
+            "l2": f"{self.l2_bytes // 1024} KiB",
+            "l3": f"{self.l3_bytes // 1024} KiB",
+            "threads": str(self.num_threads),
+            **self.versions,
+        }
+
+
+def detect(num_threads: int | None = None, *, cpuinfo: Path = CPUINFO, caches: Path = CACHES) -> Environment:
+    """Return the environment of this process.
+
+    Args:
+        num_threads: Threads that torch computes with; None asks torch, which imports it.
+        cpuinfo: A file like ``/proc/cpuinfo``. One that cannot be read is a CPU without any known level.
+        caches: A directory like that of CPU 0's caches in sysfs.
+    """
+    if num_threads is None:
+        import torch
+
+        num_threads = torch.get_num_threads()
+    model, flags = _read_cpuinfo(cpuinfo)
+    return Environment(
+        model=model,
+        isa=available_levels(flags),
+        l2_bytes=_cache_bytes(caches, level=2),
+        l3_bytes=_cache_bytes(caches, level=3),
+        num_threads=num_threads,
+        versions={
+            "python": platform.python_version(),
+            "torch": metadata.version("torch"),
+            "kernel": f"{os.uname().sysname} {os.uname().release}",
+        },
+    )
+
+
+def _read_cpuinfo(path: Path) -> tuple[str, frozenset[str]]:
+    """Return the model name and the flags of the first CPU in ``path``."""
+    fields: dict[str, str] = {}
+    for line in (_read(path) or "").splitlines():
+        name, separator, value = line.partition(":")
+        if separator:
+            fields.setdefault(name.strip(), value.strip())
+    return fields.get("model name", "unknown"), frozenset(fields.get("flags", "").split())
+
+
+def _cache_bytes(caches: Path, level: int) -> int:
+    """Return the size of the data or unified cache of ``level``, 0 where there is none."""
+    for index in sorted(caches.glob("index*")):
+        if _read(index / "level") == str(level) and _read(index / "type") != "Instruction":
+            size = _read(index / "size") or ""
+            digits, unit = (size[:-1], size[-1]) if size[-1:] in _UNITS else (size, "")
+            return int(digits) * _UNITS.get(unit, 1) if digits.isdecimal() else 0
+    return 0
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None
