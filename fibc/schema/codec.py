@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
-"""Building one costs about a millisecond."""
+"""Building one takes up to 50 ms for the largest tree, ``DispatchTable``."""
 
 
 def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
@@ -36,7 +36,7 @@ def from_plain(kind: type[T], plain: Any) -> T:
 
 
 def encode(value: Any) -> bytes:
-    """Return ``value`` (a dataclass of this package) as msgpack bytes; the same for the same value, mappings in the same order."""
+    """Return ``value`` (a dataclass of this package) as msgpack bytes; equal ones give equal bytes, up to the order of mappings."""
     return bytes(msgpack.packb(to_plain(value), use_bin_type=True))
 
 

@@ -338,7 +338,7 @@ def _constraint_problems(where: str, text: str, axes: Mapping[str, Any], inputs:
         yield from (f"{where}: {problem}" for problem in error.problems)
         return
     for name in sorted(expression.names_used & axes.keys() & inputs.keys()):
-        yield f"{where}: {name} is both an axis and an input, so that the constraint has two meanings (rename one)"
+        yield f"{where}: {name} is both an axis and an input, so that the constraint must not name it (rename one)"
 
 
 def _object(value: Any, field: str) -> Mapping[str, Any]:

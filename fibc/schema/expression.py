@@ -3,11 +3,13 @@
 ::
 
     comparison chains, and / or / not          0 < block_m <= M and not packed
+    in, not in, with a list in brackets        head_dim in (64, 128)
     + - * // % / and parentheses               gemm1_weights.shape[1] == 2 * intermediate_size
     integers, True, False, names               N % block_n == 0
-    strings, only as a side of == or !=        layout == "rows"
+    strings, only as a side of ==, != or in    layout == "rows"
     name.shape[i], name[i], value.item()       num_kv_indices == kv_indptr[-1].item()
-    min(...), max(...)                         max(block_m, block_n) <= 64
+    name[i:j]                                  max(indptr[1:] - indptr[:-1]) <= max_q_len
+    min(...), max(...), also of one tensor     max(block_m, block_n) <= 64
 
 There is no power, no shift, no call but these three, no attribute but ``shape``. Text is read with ``ast`` and turned
 into closures; nothing is ever handed to ``eval``. Values may be numbers or tensors of any library: what is used of a
@@ -35,7 +37,10 @@ MAX_NESTING = 32
 MAX_MAGNITUDE = 2**127
 """Largest integer that may come up while evaluating: a product of two 63-bit sizes fits."""
 
-ACCEPTED = "comparisons, and/or/not, + - * // % /, integers, names, name.shape[i], name[i], .item(), min(...), max(...)"
+ACCEPTED = (
+    "comparisons, in (...), and/or/not, + - * // % /, integers, names, "
+    "name.shape[i], name[i], name[i:j], .item(), min(...), max(...)"
+)
 
 _Values = Mapping[str, Any]
 _Code = Callable[[_Values], Any]
@@ -47,6 +52,8 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.LtE: operator.le,
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
+    ast.In: lambda value, choices: value in choices,
+    ast.NotIn: lambda value, choices: value not in choices,
 }
 _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -163,9 +170,12 @@ class _Translator:
             case ast.Call(func=ast.Attribute(value=base, attr="item"), args=[], keywords=[]):
                 inner = self.translate(base)
                 return lambda values: inner(values).item()
-            case ast.Call(func=ast.Name(id=name), args=[_, _, *_], keywords=[]) if name in _FUNCTIONS:
-                return self._function(_FUNCTIONS[name], node.args)
-        return self._refuse(node, "is outside the language of constraints")
+            case ast.Call(func=ast.Name(id=name), args=[single], keywords=[]) if name in _FUNCTIONS:
+                inner = self.translate(single)
+                return lambda values: getattr(inner(values), name)()
+            case ast.Call(func=ast.Name(id=name), args=[_, _, *_] as args, keywords=[]) if name in _FUNCTIONS:
+                return self._function(_FUNCTIONS[name], args)
+        return self._refuse(node, "must stay in the language of constraints")
 
     def _number(self, node: ast.expr, value: int) -> _Code:
         if abs(value) > MAX_MAGNITUDE:
@@ -175,7 +185,7 @@ class _Translator:
     def _name(self, node: ast.expr, name: str) -> _Code:
         if name not in self.names:
             known = ", ".join(sorted(self.names)) or "none"
-            return self._refuse(node, "is an unknown name", known)
+            return self._refuse(node, "must be a known name", known)
         self.names_used.add(name)
         return lambda values: values[name]
 
@@ -190,8 +200,11 @@ class _Translator:
         return lambda values: _bounded(function(_number_or_tensor(first(values)), _number_or_tensor(second(values))))
 
     def _comparison(self, left: ast.expr, ops: list[ast.cmpop], rest: list[ast.expr]) -> _Code:
-        equality = all(isinstance(op, ast.Eq | ast.NotEq) for op in ops)
-        codes = [self._side(part, equality) for part in (left, *rest)]
+        equality = all(isinstance(op, ast.Eq | ast.NotEq | ast.In | ast.NotIn) for op in ops)
+        codes = [self._side(left, equality)]
+        for op, part in zip(ops, rest, strict=True):
+            choices = isinstance(op, ast.In | ast.NotIn)
+            codes.append(self._choices(part) if choices else self._side(part, equality))
         functions = [_COMPARE[type(op)] for op in ops]
         if len(functions) == 1:
             compare, first, second = functions[0], codes[0], codes[1]
@@ -214,14 +227,22 @@ class _Translator:
             return lambda _: word
         return self.translate(node)
 
+    def _choices(self, node: ast.expr) -> _Code:
+        if not isinstance(node, ast.Tuple | ast.List):
+            return self._refuse(node, "must have a list in brackets after in")
+        codes = [self._side(choice, equality=True) for choice in node.elts]
+        return lambda values: tuple(code(values) for code in codes)
+
     def _indexed(self, base: _Code, index: ast.expr, part: Callable[[Any], Any]) -> _Code:
-        match index:
-            case ast.Constant(value=int(position)) if not isinstance(position, bool):
-                pass
-            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(distance))):
-                position = -distance
-            case _:
-                return self._refuse(index, "must be an integer literal, as an index")
+        position: int | slice | None
+        if isinstance(index, ast.Slice) and index.step is None:
+            ends = [None if end is None else _literal(end) for end in (index.lower, index.upper)]
+            given = [end is not None for end in (index.lower, index.upper)]
+            position = slice(*ends) if given == [end is not None for end in ends] else None
+        else:
+            position = _literal(index)
+        if position is None:
+            return self._refuse(index, "must have integer literals as indexes")
         return lambda values: part(base(values))[position]
 
     def _function(self, function: Callable[..., Any], args: list[ast.expr]) -> _Code:
@@ -230,8 +251,17 @@ class _Translator:
 
     def _refuse(self, node: ast.expr, law: str, accepted: str = ACCEPTED) -> _Code:
         token = ast.get_source_segment(self.text, node) or self.text
-        self.problems.append(f"{shown(self.text)}: {shown(token)} {law} (accepted: {accepted})")
+        self.problems.append(f"{shown(self.text)}: {law}, got {shown(token)} (accepted: {accepted})")
         return lambda _: None
+
+
+def _literal(node: ast.expr) -> int | None:
+    match node:
+        case ast.Constant(value=int(position)) if not isinstance(position, bool):
+            return position
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(distance))):
+            return -distance
+    return None
 
 
 def _number_or_tensor(value: Any) -> Any:

@@ -61,7 +61,10 @@ def describe(error: ValidationError, tags: Sequence[str] = ()) -> list[str]:
         tags: Names of union members, which pydantic puts into the path and people do not.
     """
     problems: list[str] = []
-    for item in error.errors(include_url=False):
+    items = error.errors(include_url=False)
+    for item in items:
+        if item["type"] == "too_short" and any(other["loc"][:-1][: len(item["loc"])] == item["loc"] for other in items):
+            continue  # pydantic counts the members that are lawful; the others have problems of their own
         law = _LAWS.get(item["type"])
         words = law(item.get("ctx", {})) if law else item["msg"]
         steps = [step for step in item["loc"] if step not in tags and step != "[key]"]

@@ -38,9 +38,10 @@ def reference_problems(source: str, inputs: Sequence[str]) -> list[str]:
         entry = entry_function(source)
         _check_syntax(source)
     except SyntaxError as error:
-        place = f":{error.lineno}:{error.offset}" if error.lineno else ""
-        line = f", got {shown((error.text or '').strip())}" if error.text else ""
-        return [f"reference{place}: must be Python{line} ({error.msg})"]
+        if not error.lineno:
+            return [f"reference: must be Python ({error.msg})"]
+        line = source.splitlines()[error.lineno - 1 : error.lineno]
+        return [f"reference:{error.lineno}:{error.offset}: must be Python, got {shown(''.join(line))} ({error.msg})"]
     except (ValueError, RecursionError, MemoryError) as error:
         return [f"reference: must be Python, got: {error or 'too many levels'}"]
     if entry is None:
@@ -88,9 +89,7 @@ def _parameter_problems(entry: ast.FunctionDef, inputs: Sequence[str]) -> list[s
         problems.append(f"{where}: must take the inputs ({', '.join(inputs)}), got ({', '.join(parameters)})")
     if asks_keyword:
         problems.append(f"{where}: must take the inputs by position, got keyword-only {', '.join(asks_keyword)}")
-    problems += [
-        f"{where}: parameters must be in the order of the inputs, got {parameter} where {name} belongs"
-        for name, parameter in zip(inputs, parameters, strict=False)
-        if parameter != name and parameter in inputs
-    ]
+    if any(name != parameter and parameter in inputs for name, parameter in zip(inputs, parameters, strict=False)):
+        got = f"got ({', '.join(parameters)})"
+        problems.append(f"{where}: parameters must be in the order of the inputs ({', '.join(inputs)}), {got}")
     return problems

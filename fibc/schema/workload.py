@@ -269,23 +269,23 @@ def _inputs(inner: Mapping[str, Any], definition: Definition) -> tuple[dict[str,
             problems += [f"{where}: {problem}" for problem in describe(error, tags=_TYPES)]
             continue
         inputs[name] = spec
-        problems += [f"{where}: {problem}" for problem in _spec_problems(spec, definition.inputs[name])]
+        problems += _spec_problems(where, spec, definition.inputs[name])
     ordered = {name: inputs[name] for name in definition.inputs if name in inputs}
     return ordered, problems
 
 
-def _spec_problems(spec: InputSpec, tensor: TensorSpec) -> Iterator[str]:
+def _spec_problems(where: str, spec: InputSpec, tensor: TensorSpec) -> Iterator[str]:
     if isinstance(spec, ScalarInput):
         if tensor.shape:
-            yield f"must be random or safetensors, as a tensor of shape {list(tensor.shape)}, got scalar"
+            yield f"{where}: must be random or safetensors, as a tensor of shape {list(tensor.shape)}, got scalar"
         elif not _fits(spec.value, tensor.dtype):
-            yield f"value: must be a {tensor.dtype}, got {shown(spec.value)}"
+            yield f"{where}.value: must be a {tensor.dtype}, got {shown(spec.value)}"
     if isinstance(spec, SafetensorsInput):
         path = PurePosixPath(spec.path)
         if path.is_absolute() or ".." in path.parts or "\0" in spec.path:
-            yield f"path: must stay inside the dataset, got {shown(spec.path)} (accepted: a relative path without ..)"
+            yield f"{where}.path: must be a relative path without .., got {shown(spec.path)}"
         if tensor.shape is None:
-            yield "must be random or scalar, as a Python number, got safetensors"
+            yield f"{where}: must be random or scalar, as a Python number, got safetensors"
 
 
 def _fits(value: float, dtype: str) -> bool:
