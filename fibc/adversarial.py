@@ -33,7 +33,7 @@ def adversarial_cases(
       where it has more than one row.
 
     Args:
-        dense: Floating-point inputs in which any value is lawful.
+        dense: Floating-point inputs in which any value is lawful, with a rank of at least 1 and not empty.
         activations: Those of ``dense`` whose magnitude may change.
         typical: Magnitude of each of ``dense``.
     """
@@ -71,28 +71,28 @@ def _cancelling(dense: Mapping[str, torch.Tensor], activations: Sequence[str]) -
     An activation of the first one's shape is its opposite instead, so that elementwise sums cancel.
     """
     first = activations[0]
-    values = {name: value.float() for name, value in dense.items()}
-    changed = {name: _paired(value, 1.0) for name, value in values.items()}
-    changed[first] = _paired(values[first], -1.0) + values[first] * CANCEL_TO
+    changed = {name: _paired(value) for name, value in dense.items()}
+    opposite = changed[first].float()
+    opposite[..., 1::2] *= -1
+    alternating = opposite + dense[first].float() * CANCEL_TO
+    changed[first] = alternating.to(dense[first].dtype)
     for name in activations[1:]:
-        if values[name].shape == values[first].shape:
-            changed[name] = values[name] * CANCEL_TO - changed[first]
-    return {name: value.to(dense[name].dtype) for name, value in changed.items()}
+        if dense[name].shape == dense[first].shape:
+            changed[name] = (dense[name].float() * CANCEL_TO - alternating).to(dense[name].dtype)
+    return changed
 
 
-def _paired(tensor: torch.Tensor, sign: float) -> torch.Tensor:
-    """Return ``tensor`` with every odd element of its last axis replaced by ``sign`` times the one before it."""
+def _paired(tensor: torch.Tensor) -> torch.Tensor:
+    """Return ``tensor`` with every odd element of its last axis replaced by the one before it."""
     paired = tensor.clone()
-    if paired.dim() > 0:
-        paired[..., 1::2] = sign * paired[..., : paired.shape[-1] // 2 * 2 : 2]
+    paired[..., 1::2] = tensor[..., : tensor.shape[-1] // 2 * 2 : 2]
     return paired
 
 
 def _one_hot_row(tensor: torch.Tensor) -> torch.Tensor:
     scaled = _scaled(tensor, HOT_FACTOR**-0.5)
-    rows = scaled if scaled.dim() > 0 else scaled.view(1)
-    middle = rows.shape[0] // 2
-    rows[middle] = _scaled(rows[middle], HOT_FACTOR)
+    middle = scaled.shape[0] // 2
+    scaled[middle] = _scaled(scaled[middle], HOT_FACTOR)
     return scaled
 
 
@@ -112,6 +112,6 @@ def _planted(tensor: torch.Tensor, value: float) -> torch.Tensor:
     planted = tensor.clone()
     flat = planted.view(-1)
     flat[-1] = value
-    if tensor.dim() > 0 and tensor.shape[0] > 1:
+    if tensor.shape[0] > 1:
         flat[0] = -value
     return planted

@@ -152,7 +152,10 @@ def adversarial(
     dense = {
         name: value
         for name, value in plain.items()
-        if isinstance(value, torch.Tensor) and value.numel() > 0 and _is_plain(name, definition.inputs[name])
+        if isinstance(value, torch.Tensor)
+        and value.dim() > 0
+        and value.numel() > 0
+        and _is_plain(name, definition.inputs[name])
     }
     varying = [name for name in dense if _varies(definition, definition.inputs[name])]
     typical = {
