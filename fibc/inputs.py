@@ -69,13 +69,17 @@ def make(
     """
     sizes = {**definition.const_axes, **axes}
     structure_seed = _derived_seed(workload.uuid if workload is not None else repr(sorted(axes.items())))
-    structured = synthesise(definition, sizes, structure_seed)
+    recorded = {} if workload is None else _recorded(definition, workload)
+    integers = {
+        name: value.long().numpy()
+        for name, value in recorded.items()
+        if isinstance(value, torch.Tensor) and not value.is_floating_point()
+    }
+    structured = synthesise(definition, sizes, structure_seed, integers)
     values: dict[str, Input] = {}
     for name, spec in definition.inputs.items():
-        if workload is not None and spec.optional and name not in workload.inputs:
-            values[name] = None
-        elif workload is not None and (stored := _stored(name, spec, workload)) is not None:
-            values[name] = stored
+        if name in recorded:
+            values[name] = recorded[name]
         elif spec.shape is None:
             values[name] = _scalar(name, spec, sizes)
         elif name in structured:
@@ -280,17 +284,20 @@ def _scalar(name: str, spec: TensorSpec, sizes: Mapping[str, int]) -> Input:
     return int(value) if spec.dtype.startswith(("int", "uint")) else float(value)
 
 
-def _stored(name: str, spec: TensorSpec, workload: Workload) -> Input:
-    """Return what ``workload`` recorded for an input, or None where it recorded no value or its file is not there."""
-    recorded = workload.inputs.get(name)
-    if isinstance(recorded, ScalarInput):
-        return recorded.value if spec.shape is None else torch.tensor(recorded.value, dtype=torch_dtype(spec.dtype))
-    path = workload.stored_path(name)
-    if path is None or not isinstance(recorded, SafetensorsInput):
-        return None
-    with safe_open(str(path), framework="pt") as file:
-        tensor: torch.Tensor = file.get_tensor(recorded.tensor_key)
-    return tensor
+def _recorded(definition: Definition, workload: Workload) -> dict[str, Input]:
+    """Return the inputs that ``workload`` recorded, without those whose file is not there; left out is None."""
+    found: dict[str, Input] = {}
+    for name, spec in definition.inputs.items():
+        recorded, path = workload.inputs.get(name), workload.stored_path(name)
+        if isinstance(recorded, ScalarInput):
+            value = recorded.value
+            found[name] = value if spec.shape is None else torch.tensor(value, dtype=torch_dtype(spec.dtype))
+        elif isinstance(recorded, SafetensorsInput) and path is not None:
+            with safe_open(str(path), framework="pt") as file:
+                found[name] = file.get_tensor(recorded.tensor_key)
+        elif recorded is None and spec.optional:
+            found[name] = None
+    return found
 
 
 def _derived_seed(text: str) -> int:

@@ -36,7 +36,7 @@ class Structure:
         shape: In elements.
         sizes: Every axis of the definition, const and var.
         totals: The last value of each offset array.
-        made: Structured inputs that come earlier in the definition.
+        made: Structured inputs that are there already: recorded ones, and those that come earlier in the definition.
         rng: Seeded for this workload and this input.
     """
 
@@ -53,7 +53,9 @@ class Structure:
         return math.prod(self.shape)
 
 
-def synthesise(definition: Definition, sizes: Mapping[str, int], seed: int) -> dict[str, Integers]:
+def synthesise(
+    definition: Definition, sizes: Mapping[str, int], seed: int, recorded: Mapping[str, Integers] | None = None
+) -> dict[str, Integers]:
     """Return the integer inputs of ``definition`` that consist of offsets, indexes, lengths or counts.
 
     They agree with the axes and with the constraints that public definitions have. An integer input of an unknown name
@@ -62,11 +64,12 @@ def synthesise(definition: Definition, sizes: Mapping[str, int], seed: int) -> d
     Args:
         sizes: Every axis of the definition.
         seed: Of the structure: the same seed, the same lengths and pages.
+        recorded: Inputs that a workload has stored; they are returned as they are, and the others agree with them.
     """
     totals = _totals(definition, sizes)
-    made: dict[str, Integers] = {}
+    made = dict(recorded or {})
     for position, (name, spec) in enumerate(definition.inputs.items()):
-        if spec.shape is None or not spec.dtype.startswith(("int", "uint")):
+        if name in made or spec.shape is None or not spec.dtype.startswith(("int", "uint")):
             continue
         shape = tuple(sizes[axis] for axis in spec.shape)
         rng = np.random.default_rng([seed, position])

@@ -241,6 +241,15 @@ def test_scalars_and_stored_tensors_come_from_the_workload(tmp_path: Path) -> No
     assert int(tensor(values, "kv_indptr")[-1]) == 9
 
 
+def test_made_offsets_agree_with_stored_ones(tmp_path: Path) -> None:
+    lengths = torch.tensor([40, 1, 1, 58], dtype=torch.int32)
+    save_file({"qo": torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()}, tmp_path / "blob.safetensors")
+    axes = {"batch": 4, "len_indptr": 5, "total_q": 100, "num_kv_indices": 60, "num_pages": 60}
+    recorded: dict[str, InputSpec] = {"qo_indptr": SafetensorsInput(path="blob.safetensors", tensor_key="qo")}
+    values = make(PREFILL, axes, 0, Workload("uuid", axes, recorded, root=str(tmp_path)))
+    assert bool((tensor(values, "kv_indptr").diff() * 2 >= lengths).all())  # pages of 2
+
+
 def test_a_stored_tensor_that_breaks_a_constraint_is_refused(tmp_path: Path) -> None:
     save_file({"qo": torch.tensor([0, 3, 4, 12], dtype=torch.int32)}, tmp_path / "blob.safetensors")
     axes = {"batch": 3, "len_indptr": 4, "total_q": 11, "num_kv_indices": 9, "num_pages": 20}
