@@ -1,3 +1,24 @@
 """fibc: a compiler for dispatch decisions, from an operator's contract and its workloads to a native table."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fibc.pipeline import tune
+    from fibc.runtime import load
+
+__all__ = ["load", "tune"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for only then: ``import fibc.schema`` shall not import torch."""
+    if name == "tune":
+        from fibc.pipeline import tune
+
+        return tune
+    if name == "load":
+        from fibc.runtime import load
+
+        return load
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

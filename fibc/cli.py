@@ -13,6 +13,7 @@ from rich.console import Console
 
 from fibc import progress, report, settings
 from fibc.errors import FibcError, SchemaError
+from fibc.schema.codec import to_plain
 from fibc.schema.result import TuneResult
 
 app = typer.Typer(
@@ -100,7 +101,7 @@ def tune(
     with progress.terminal(errors) as shown:
         result = fibc.tune(definition, workloads, out=out, progress=shown, **options)
     if as_json:
-        typer.echo(json.dumps(report.result_json(result)))
+        typer.echo(json.dumps(to_plain(result)))
     else:
         report.print_result(Console(), result)
     raise typer.Exit(_tune_status(result))
@@ -113,13 +114,17 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
 ) -> None:
     """Print a table as people read it, what serves one call, or which templates match a definition."""
-    from fibc import pipeline
+    from fibc import explain as explaining
 
-    explained = pipeline.explain(path, _sizes(axes or []))
+    explained = explaining.explain(path, _sizes(axes or []))
     if as_json:
-        typer.echo(json.dumps(report.explanation_json(explained)))
+        typer.echo(json.dumps(to_plain(explained)))
+    elif isinstance(explained, explaining.TableExplained):
+        report.print_table(Console(), explained.table)
+    elif isinstance(explained, explaining.CallExplained):
+        report.print_call(Console(), explained)
     else:
-        report.print_explained(Console(), explained)
+        report.print_templates(Console(), explained)
 
 
 @app.command()
@@ -128,9 +133,9 @@ def validate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
 ) -> None:
     """Print every problem of every file, each with its path; exit 2 where there is one."""
-    from fibc import pipeline
+    from fibc.schema.validate import validate_paths
 
-    checked = pipeline.validate(paths)
+    checked = validate_paths(paths)
     if as_json:
         typer.echo(json.dumps({"files": checked.num_files, "problems": list(checked.problems)}))
     else:
@@ -145,13 +150,13 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
 ) -> None:
     """Print what this machine has for tuning, and what is missing with the command that installs it."""
-    from fibc import pipeline
+    from fibc.doctor import examine
 
-    examined = pipeline.doctor()
+    examined = examine()
     if as_json:
         typer.echo(json.dumps({"facts": dict(examined.facts), "missing": list(examined.missing)}))
     else:
-        report.print_explanation(Console(), examined.facts)
+        report.print_facts(Console(), examined.facts)
         for line in examined.missing:
             typer.echo(f"missing: {line}")
     raise typer.Exit(EXIT_FAILED if examined.missing else EXIT_DONE)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fibc import measure
 from fibc.backends.base import Backend, BuildFailure
+from fibc.clock import now
 from fibc.schema.candidate import Artifact, Candidate
 from fibc.schema.digest import digest_text
-from fibc.schema.evaluation import Arm, Evaluation, Status
+from fibc.schema.evaluation import Arm, Evaluation, Pair, Status
 from fibc.schema.feature import Cell, FeatureKey
 from fibc.schema.space import Space
+from fibc.search.space import Config
 from fibc.search.store import StudyStore, Trial
 from fibc.search.study import KeyStudy, Proposal, open_study
 from fibc.search.warm import warm_start
@@ -40,7 +42,7 @@ class Explored:
     partial: bool
 
 
-def explore(shop: Shop, store: StudyStore, keys: Sequence[FeatureKey], study_prefix: str) -> tuple[Explored, ...]:
+def explore(shop: Shop, store: StudyStore, keys: Sequence[FeatureKey]) -> tuple[Explored, ...]:
     """Search every key in the order given; a later key starts from the best of its nearest neighbour.
 
     A key whose search was finished by an earlier run with the same fingerprint is answered from the record.
@@ -57,7 +59,7 @@ def explore(shop: Shop, store: StudyStore, keys: Sequence[FeatureKey], study_pre
             shop.progress.step(f"{key}: {len(done[str(key)])} finalists, answered from the record")
             continue
         share_s = shop.budget.share_for_key(index, len(keys))
-        result = _KeySearch(shop, store, key, study_prefix, warm_start(key.cell, best)).run(share_s)
+        result = _KeySearch(shop, store, key, warm_start(key.cell, best)).run(share_s)
         best[key.cell] = result.trials
         explored.append(result.explored)
         if result.explored.partial:
@@ -83,37 +85,36 @@ class _KeySearch:
         shop: Shop,
         store: StudyStore,
         key: FeatureKey,
-        study_prefix: str,
-        warm: Sequence[tuple[str, tuple[tuple[str, int | str | bool], ...]]],
+        warm: Sequence[tuple[str, Config]],
     ) -> None:
         self._shop = shop
         self._key = key
         self._owner: dict[str, Backend] = {}
         spaces: list[Space] = []
-        for backend in shop.backends:
-            for space in backend.spaces(shop.definition, key)[0]:
+        for backend in shop.task.backends:
+            for space in backend.spaces(shop.task.definition, key)[0]:
                 spaces.append(space)
                 self._owner[space.template] = backend
         self._recorded = shop.log.evaluations()
         self._broken = _broken(self._recorded.values())
         self._by_binary: dict[str, Evaluation] = {}
-        self._seed = _key_seed(shop.options.seed, key)
+        self._seed = _key_seed(shop.task.options.seed, key)
         self._rng = random.Random(self._seed)
         self._study: KeyStudy = open_study(
             store,
-            f"{study_prefix} {key}",
+            f"{shop.task.definition.name} {shop.log.definition} {shop.log.environment} {key}",
             spaces,
             seed=self._seed,
-            trials=shop.options.trials,
+            trials=shop.task.options.trials,
             warm_start=warm,
-            fresh=shop.options.fresh,
+            fresh=shop.task.options.fresh,
         )
 
     def run(self, share_s: float) -> _Outcome:
         """Search until trials, configs, hope or time run out, then screen."""
         shop = self._shop
         ends = time.monotonic() + share_s
-        while time.monotonic() < ends and (proposals := self._study.ask_batch(shop.options.jobs * BATCH_PER_JOB)):
+        while time.monotonic() < ends and (proposals := self._study.ask_batch(shop.task.options.jobs * BATCH_PER_JOB)):
             self._try_batch(proposals, ends)
         partial = self._study.stopped is None
         finalists = self._screen() if shop.time_left() else ()
@@ -126,9 +127,7 @@ class _KeySearch:
 
     def _try_batch(self, proposals: Sequence[Proposal], ends: float) -> None:
         shop = self._shop
-        chosen = {
-            p.number: shop.introduce(self._owner[p.template], p.template, dict(p.config)) for p in proposals
-        }
+        chosen = {p.number: shop.introduce(self._owner[p.template], p.template, dict(p.config)) for p in proposals}
         unknown = [c for c in chosen.values() if self._known(c) is None]
         built = _build(shop, self._owner, unknown)
         for proposal in proposals:
@@ -156,22 +155,23 @@ class _KeySearch:
         environment = shop.log.environment
         if isinstance(built, BuildFailure):
             status = Status.TIMEOUT if built.timed_out else Status.COMPILE_ERROR
-            return Evaluation(candidate.digest, key, status, built.log, None, (), environment, 0.0)
+            return Evaluation(candidate.digest, key, status, built.log, None, (), environment, 0.0, now())
         twin = self._by_binary.get(built.digest)
         if twin is not None:
             return Evaluation(
-                candidate.digest, key, twin.status, twin.log, twin.correctness, twin.pairs, environment, 0.0
+                candidate.digest, key, twin.status, twin.log, twin.correctness, twin.pairs, environment, 0.0, now()
             )
         with shop.evaluator.trial(candidate, built, self._key) as trial:
-            status, log, pairs = trial.status, trial.log, ()
+            status, log = trial.status, trial.log
+            pairs: tuple[Pair, ...] = ()
             if status is Status.PASSED:
                 try:
-                    pairs = measure.first_rung(trial.session, 0, shop.policy, self._rng)
+                    pairs = measure.first_rung(trial.session, 0, shop.task.policy, self._rng)
                 except measure.ArmFailed as error:
                     status, log = error.status, error.log
             correctness = trial.correctness
         evaluation = Evaluation(
-            candidate.digest, key, status, log, correctness, pairs, environment, time.monotonic() - began
+            candidate.digest, key, status, log, correctness, pairs, environment, time.monotonic() - began, now()
         )
         self._by_binary[built.digest] = evaluation
         return evaluation
@@ -188,7 +188,7 @@ class _KeySearch:
         arms = tuple(Arm(str(key), key.screen_point, digest) for digest, _ in passed.values())
         values = tuple(value for _, value in passed.values())
         bench = shop.evaluator.bench(arms, shop.artifacts, (key,), fresh_process=False)
-        screening = measure.screen(bench, arms, values, shop.policy, self._seed)
+        screening = measure.screen(bench, arms, values, shop.task.policy, self._seed)
         shop.keep_samples(screening.samples)
         finalists = []
         for arm in screening.finalists:
@@ -207,12 +207,15 @@ class _KeySearch:
                         (),
                         shop.log.environment,
                         0.0,
+                        now(),
                     ),
                 )
         return tuple(finalists)
 
 
-def _build(shop: Shop, owner: Mapping[str, Backend], candidates: Sequence[Candidate]) -> dict[str, Artifact | BuildFailure]:
+def _build(
+    shop: Shop, owner: Mapping[str, Backend], candidates: Sequence[Candidate]
+) -> dict[str, Artifact | BuildFailure]:
     """Build what is not built yet, every compiler at once, and remember the artifacts."""
     results: dict[str, Artifact | BuildFailure] = {
         c.digest: shop.artifacts[c.digest] for c in candidates if c.digest in shop.artifacts
@@ -221,10 +224,10 @@ def _build(shop: Shop, owner: Mapping[str, Backend], candidates: Sequence[Candid
     for backend in {owner[c.template].name: owner[c.template] for c in missing}.values():
         mine = [c for c in missing if owner[c.template] is backend]
         results |= backend.build(
-            shop.definition,
+            shop.task.definition,
             mine,
-            timeout_s=shop.budget.deadline_s(shop.options.timeout_s),
-            jobs=shop.options.jobs,
+            timeout_s=shop.budget.deadline_s(shop.task.options.timeout_s),
+            jobs=shop.task.options.jobs,
         )
     shop.artifacts |= {digest: built for digest, built in results.items() if isinstance(built, Artifact)}
     return results
@@ -237,7 +240,7 @@ def _recorded_finalists(shop: Shop) -> dict[str, tuple[str, ...]]:
 def _with_artifacts(shop: Shop, explored: Sequence[Explored]) -> tuple[Explored, ...]:
     """Make sure that every finalist is built, also one that the record answered; a lost one is no finalist."""
     recorded = shop.log.candidates()
-    owners = {backend.name: backend for backend in shop.backends}
+    owners = {backend.name: backend for backend in shop.task.backends}
     kept = []
     for item in explored:
         finalists = []
@@ -253,7 +256,7 @@ def _with_artifacts(shop: Shop, explored: Sequence[Explored]) -> tuple[Explored,
     return tuple(kept)
 
 
-def _broken(evaluations: Sequence[Evaluation]) -> dict[str, Evaluation]:
+def _broken(evaluations: Iterable[Evaluation]) -> dict[str, Evaluation]:
     return {item.candidate: item for item in evaluations if item.status is not Status.PASSED}
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from fibc import decide, measure
 from fibc.explore import Explored
 from fibc.schema.cells import split_key
-from fibc.schema.decision import Comparison, Conditions, Decision, Verdict
+from fibc.schema.decision import Comparison, Decision, Verdict
 from fibc.schema.evaluation import Arm, Status
 from fibc.schema.evidence import ArmFailure, Assessment
-from fibc.schema.feature import Cell, Feature, FeatureKey, Point, feature_values
+from fibc.schema.feature import Cell, FeatureKey, Point, feature_values
 from fibc.schema.workload import Workload
 from fibc.shop import Shop
 
@@ -44,19 +44,10 @@ class _Contest:
     partial: bool
 
     def arms(self) -> list[Arm]:
-        return [
-            Arm(str(self.key), point, digest) for digest in self.finalists for point in range(len(self.key.points))
-        ]
+        return [Arm(str(self.key), point, digest) for digest in self.finalists for point in range(len(self.key.points))]
 
 
-def prove(
-    shop: Shop,
-    explored: Sequence[Explored],
-    features: Sequence[Feature],
-    tune_workloads: Sequence[Workload],
-    boundary_workloads: Sequence[Workload],
-    conditions: Conditions,
-) -> Proof:
+def prove(shop: Shop, explored: Sequence[Explored]) -> Proof:
     """Return the decision of every cell, from data that the search has not seen.
 
     Cells that an earlier run with the same fingerprint settled are answered from the record.
@@ -73,19 +64,19 @@ def prove(
             contests.append(_Contest(item.key, item.finalists, 0, item.partial))
         else:
             settled.append(_without_finalists(item))
-    num_tested = len(contests) + sum(bool(decision.confirm) for decision in settled)
+    num_tested = len(contests) + _num_tested(settled)
 
     replaced: list[Decision] = []
     while contests:
-        decisions, contests_next = _confirm(shop, contests, features, tune_workloads, conditions)
+        decisions, contests_next = _confirm(shop, contests)
         keys |= {contest.key.cell: contest.key for contest in contests}
         num_tested += len(contests_next)
         replaced += [decision for decision in decisions if decision.verdict is Verdict.REPLACE]
         settled += [decision for decision in decisions if decision.verdict is not Verdict.REPLACE]
         contests = contests_next
 
-    confirmed = _reconfirm(shop, replaced, keys, conditions)
-    checked, boundary = _ask_boundary(shop, confirmed, features, boundary_workloads, conditions)
+    confirmed = _reconfirm(shop, replaced, keys)
+    checked, boundary = _ask_boundary(shop, confirmed)
     num_rejected = sum(before.verdict is not after.verdict for before, after in zip(confirmed, checked, strict=True))
     final = sorted([*settled, *checked], key=lambda decision: decision.cell)
     for decision in final:
@@ -96,15 +87,22 @@ def prove(
     return Proof(tuple(final), boundary, num_rejected, num_tested)
 
 
-def read_test_set(
-    shop: Shop,
-    decisions: Sequence[Decision],
-    features: Sequence[Feature],
-    test_workloads: Sequence[Workload],
-    conditions: Conditions,
-) -> tuple[tuple[Comparison, ...], tuple[str, ...]]:
+def recorded_proof(shop: Shop) -> Proof | None:
+    """Return what is settled already, for a run that was interrupted; None where nothing would be replaced."""
+    keys = [key.cell for key in shop.task.keys]
+    recorded = shop.verdicts.decisions()
+    settled = [decision for cell in keys for decision in _covering(recorded, cell)]
+    if not any(decision.verdict is Verdict.REPLACE for decision in settled):
+        return None
+    open_keys = [key for key in shop.task.keys if not _covering(recorded, key.cell)]
+    settled += [decide.inconclusive(key, "the run was interrupted", partial=True) for key in open_keys]
+    num_rejected = sum(decision.revoked for decision in settled)
+    return Proof(tuple(sorted(settled, key=lambda d: d.cell)), (), num_rejected, _num_tested(settled))
+
+
+def read_test_set(shop: Shop, decisions: Sequence[Decision]) -> tuple[tuple[Comparison, ...], tuple[str, ...]]:
     """Measure the test workloads that fall into replaced cells, once; return them, and a line for each slower one."""
-    keys = _keys_of(decisions, features, test_workloads, shop)
+    keys = _keys_of(shop, decisions, shop.task.sets.test)
     seen = _assess(shop, decisions, keys, "test", "test set")
     comparisons: list[Comparison] = []
     slower: list[str] = [f"{failure.arm.key}: {failure.status}: {failure.log}" for failure in seen.failures]
@@ -113,29 +111,23 @@ def read_test_set(
             if estimate is None:
                 shop.budget.cut(f"test workload {point} of {cell}")
                 continue
-            comparisons.append(decide.compare(estimate, point, "test", conditions))
-            if decide.is_slower(estimate, shop.policy):
+            comparisons.append(decide.compare(estimate, point, "test", shop.conditions))
+            if decide.is_slower(estimate, shop.task.policy):
                 slower.append(f"{point}: {math.exp(estimate.mean):.3f}x, at most {math.exp(estimate.upper):.3f}x")
     return tuple(comparisons), tuple(slower)
 
 
-def _confirm(
-    shop: Shop,
-    contests: Sequence[_Contest],
-    features: Sequence[Feature],
-    tune_workloads: Sequence[Workload],
-    conditions: Conditions,
-) -> tuple[list[Decision], list[_Contest]]:
+def _confirm(shop: Shop, contests: Sequence[_Contest]) -> tuple[list[Decision], list[_Contest]]:
     """Run one round of the test; return decisions, and the halves of cells that no finalist gets as a whole."""
     arms = [arm for contest in contests for arm in contest.arms()]
     depth = max(contest.num_splits for contest in contests)
-    shop.progress.stage("confirm" if depth == 0 else f"confirm, split {depth}", shop.policy.looks[-1])
+    shop.progress.stage("confirm" if depth == 0 else f"confirm, split {depth}", shop.task.policy.looks[-1])
     bench = shop.evaluator.bench(arms, shop.artifacts, [contest.key for contest in contests], fresh_process=True)
     results = measure.confirm(
         bench,
         arms,
-        shop.policy,
-        shop.options.seed + depth,
+        shop.task.policy,
+        shop.task.options.seed + depth,
         time_left=shop.time_left,
         on_session=lambda session, num_open: shop.progress.step(f"session {session + 1}, {num_open} keys open"),
     )
@@ -145,12 +137,12 @@ def _confirm(
         confirmation = results[str(contest.key)]
         shop.keep_samples(confirmation.samples)
         outcome = decide.decide(
-            contest.key, confirmation, shop.policy, conditions, num_splits=contest.num_splits
+            contest.key, confirmation, shop.task.policy, shop.conditions, num_splits=contest.num_splits
         )
         if isinstance(outcome, Decision):
             decisions.append(outcome)
             continue
-        parts = split_key(contest.key, features, tune_workloads, shop.definition) if shop.time_left() else ()
+        parts = _halves(shop, contest.key) if shop.time_left() else ()
         if parts:
             halves += [_Contest(part, outcome.candidates, outcome.num_splits, contest.partial) for part in parts]
         else:
@@ -158,9 +150,11 @@ def _confirm(
     return decisions, halves
 
 
-def _reconfirm(
-    shop: Shop, replaced: Sequence[Decision], keys: Mapping[Cell, FeatureKey], conditions: Conditions
-) -> list[Decision]:
+def _halves(shop: Shop, key: FeatureKey) -> tuple[FeatureKey, ...]:
+    return split_key(key, shop.task.features, shop.task.sets.tune, shop.task.definition)
+
+
+def _reconfirm(shop: Shop, replaced: Sequence[Decision], keys: Mapping[Cell, FeatureKey]) -> list[Decision]:
     chosen = {decision.cell: keys[decision.cell] for decision in replaced}
     seen = _assess(shop, replaced, chosen, "reconfirm", "reconfirm")
     return [
@@ -169,20 +163,14 @@ def _reconfirm(
             chosen[decision.cell],
             seen.of(str(decision.cell)),
             [failure for failure in seen.failures if failure.arm.key == str(decision.cell)],
-            conditions,
+            shop.conditions,
         )
         for decision in replaced
     ]
 
 
-def _ask_boundary(
-    shop: Shop,
-    decisions: Sequence[Decision],
-    features: Sequence[Feature],
-    workloads: Sequence[Workload],
-    conditions: Conditions,
-) -> tuple[list[Decision], tuple[Comparison, ...]]:
-    keys = _keys_of(decisions, features, workloads, shop)
+def _ask_boundary(shop: Shop, decisions: Sequence[Decision]) -> tuple[list[Decision], tuple[Comparison, ...]]:
+    keys = _keys_of(shop, decisions, shop.task.sets.boundary)
     wrong = _wrong_outputs(shop, decisions, keys)
     timed = {cell: key for cell, key in keys.items() if cell not in wrong}
     seen = _assess(shop, decisions, timed, "boundary", "boundary set")
@@ -198,7 +186,7 @@ def _ask_boundary(
         estimates = seen.of(str(key))
         checked.append(decide.check_boundary(decision, key.points, estimates, failures))
         comparisons += [
-            decide.compare(estimate, point, "boundary", conditions)
+            decide.compare(estimate, point, "boundary", shop.conditions)
             for point, estimate in zip(key.points, estimates, strict=False)
             if estimate is not None
         ]
@@ -230,15 +218,15 @@ def _assess(
         if decision.cell in keys
         for point in range(len(keys[decision.cell].points))
     ]
-    shop.progress.stage(title, shop.policy.fixed_sessions if arms else 0)
+    shop.progress.stage(title, shop.task.policy.fixed_sessions if arms else 0)
     if not arms:
         return Assessment(stage, (), (), (), ())
     bench = shop.evaluator.bench(arms, shop.artifacts, list(keys.values()), fresh_process=True)
     seen = measure.assess(
         bench,
         arms,
-        shop.policy,
-        shop.options.seed,
+        shop.task.policy,
+        shop.task.options.seed,
         stage,
         time_left=shop.time_left,
         on_session=lambda session, num_keys: shop.progress.step(f"session {session + 1}, {num_keys} keys"),
@@ -247,22 +235,24 @@ def _assess(
     return seen
 
 
-def _keys_of(
-    decisions: Iterable[Decision], features: Sequence[Feature], workloads: Sequence[Workload], shop: Shop
-) -> dict[Cell, FeatureKey]:
+def _keys_of(shop: Shop, decisions: Iterable[Decision], workloads: Sequence[Workload]) -> dict[Cell, FeatureKey]:
     """Return, for every replaced cell that holds some of ``workloads``, a key whose points are these workloads."""
     keys: dict[Cell, FeatureKey] = {}
     for decision in decisions:
         if decision.verdict is not Verdict.REPLACE:
             continue
-        inside = [w for w in workloads if decision.cell.holds(feature_values(features, w.axes))]
+        inside = [w for w in workloads if decision.cell.holds(feature_values(shop.task.features, w.axes))]
         points = tuple(
-            Point(tuple((axis, w.axes[axis]) for axis in shop.definition.var_axes), "recorded", w.weight, w.uuid)
+            Point(tuple((axis, w.axes[axis]) for axis in shop.task.definition.var_axes), "recorded", w.weight, w.uuid)
             for w in inside
         )
         if points:
             keys[decision.cell] = FeatureKey(decision.cell, points, 0, synthetic=False)
     return keys
+
+
+def _num_tested(decisions: Iterable[Decision]) -> int:
+    return sum(bool(decision.confirm) for decision in decisions)
 
 
 def _covering(recorded: Sequence[Decision], cell: Cell) -> list[Decision]:

@@ -8,6 +8,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -80,7 +81,6 @@ class RecordLog:
         self.definition = definition
         self.environment = environment
         self._handle: int | None = None
-        self._warned = False
 
     def append(self, kind: str, value: Any) -> None:
         """Add a record of this definition and environment; ``value`` is a dataclass of the schema, or plain data.
@@ -155,10 +155,9 @@ class RecordLog:
             else:
                 yield record
             offset = end
-        if lost_bytes and not self._warned:
-            self._warned = True
-            _log.warning(
-                "%s: %d bytes are torn or damaged and are ignored; every other record is kept", self.path, lost_bytes
+        if lost_bytes:
+            _warn_once(
+                f"{self.path}: {lost_bytes} of {len(data)} bytes are torn or damaged, every other record is kept"
             )
 
     def own(self, kind: str) -> Iterator[Any]:
@@ -184,12 +183,17 @@ class RecordLog:
         last = {item.cell: item for item in self._typed("decision", Decision)}
         return tuple(last[cell] for cell in sorted(last))
 
-    def num_void(self) -> int:
-        """Return how many records are evidence of another digest of the definition."""
-        return sum(record.definition != self.definition for record in self.read())
+    def void(self) -> tuple[str, ...]:
+        """Return a sentence where the log holds evidence of another digest of the definition, which no longer counts."""
+        num_void = sum(record.definition != self.definition for record in self.read())
+        if not num_void:
+            return ()
+        return (f"{self.path}: {num_void} records are evidence of an earlier definition of this name, and are void",)
 
     def compact(self, keep: Callable[[Record], bool]) -> None:
         """Rewrite the log, in one step, with the whole records for which ``keep`` holds.
+
+        No other RecordLog may have the file open for appending: it would go on in the old one.
 
         Raises:
             RecordError: If the new log cannot be written; the old one is as it was.
@@ -203,9 +207,7 @@ class RecordLog:
             try:
                 yield from_plain(schema, value)
             except ValueError as error:  # written by a version with another schema
-                if not self._warned:
-                    self._warned = True
-                    _log.warning("%s: a %s of another version of fibc is ignored: %s", self.path, kind, error)
+                _warn_once(f"{self.path}: a record of another version of fibc, {kind}, is ignored: {error}")
 
 
 def _frame(record: Record) -> bytes:
@@ -232,6 +234,12 @@ def _parse(data: bytes, offset: int) -> tuple[Record | None, int]:
     except (zstandard.ZstdError, msgpack.UnpackException, ValueError):
         return None, offset
     return Record(kind, definition, environment, value), start + length
+
+
+@cache
+def _warn_once(text: str) -> None:
+    """Log ``text``, once for all logs and readings of a process."""
+    _log.warning(text)
 
 
 def _write_whole(handle: int, frame: bytes) -> None:

@@ -77,3 +77,16 @@ class Renderer:
             raise SchemaError(f"{error.filename or name}:{error.lineno}: {error.message}") from error
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise SchemaError(f"{name}: cannot be rendered: {error}") from error
+
+    def source(self, name: str) -> str:
+        """Return the text of template ``name`` as it stands in its file.
+
+        Raises:
+            SchemaError: If there is no such template.
+        """
+        loader = self._environment.loader
+        assert loader is not None
+        try:
+            return loader.get_source(self._environment, name)[0]
+        except jinja2.TemplateNotFound as error:
+            raise SchemaError(f"{error.name}: template not found") from error

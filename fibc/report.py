@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fibc.schema.codec import to_plain
+from fibc.explain import CallExplained, DefinitionExplained
 from fibc.schema.decision import Comparison, Decision, Verdict
 from fibc.schema.result import TuneResult
 from fibc.schema.table import DispatchTable
-
-
-def result_json(result: TuneResult) -> dict[str, Any]:
-    """Return ``result`` as the one JSON object of ``--json``."""
-    plain: dict[str, Any] = to_plain(result)
-    return plain
 
 
 def print_result(console: Console, result: TuneResult) -> None:
@@ -45,7 +38,9 @@ def print_result(console: Console, result: TuneResult) -> None:
         console.print("partial: the run ended before the evidence did; run the same command again to go on")
     console.print(f"module    {result.package}", highlight=False, soft_wrap=True)
     parent = result.package.rsplit("/", 1)[0]
-    console.print(f"import    import sys; sys.path.insert(0, {parent!r}); import {result.module}", highlight=False, soft_wrap=True)
+    console.print(
+        f"import    import sys; sys.path.insert(0, {parent!r}); import {result.module}", highlight=False, soft_wrap=True
+    )
 
 
 def print_table(console: Console, table: DispatchTable) -> None:
@@ -77,10 +72,39 @@ def print_table(console: Console, table: DispatchTable) -> None:
         console.print(f"  template {template} does not match: {reason}", style="dim", markup=False, highlight=False)
 
 
-def print_explanation(console: Console, explanation: Mapping[str, Any]) -> None:
-    """Print what serves one call and why, a line per fact."""
-    for name, value in explanation.items():
-        console.print(f"{name:<12} {value}", markup=False, highlight=False, soft_wrap=True)
+def print_call(console: Console, explained: CallExplained) -> None:
+    """Print what serves one call and on what evidence."""
+    facts = {
+        "call": ", ".join(f"{name}={size}" for name, size in explained.axes.items()),
+        "serves": explained.serves,
+        "reason": explained.reason,
+    }
+    row = explained.row
+    if row is not None:
+        facts["cell"] = str(row.cell)
+        facts["verdict"] = row.verdict.value
+        for item in row.reconfirm or row.confirm:
+            facts[f"at {item.point}"] = (
+                f"{item.speedup:.3f}x ({item.ci_low:.3f} to {item.ci_high:.3f}), {item.n_sessions} sessions, "
+                f"native {item.native_us:.1f} us, {item.stage}"
+            )
+    print_facts(console, facts)
+
+
+def print_templates(console: Console, explained: DefinitionExplained) -> None:
+    """Print which templates serve a definition, and why the others do not."""
+    console.print(f"{explained.definition}  target {explained.target}", markup=False, highlight=False)
+    for template in explained.matches:
+        console.print(f"  {template}: matches", markup=False, highlight=False)
+    for template, reason in explained.mismatches:
+        console.print(f"  {template}: {reason}", style="dim", markup=False, highlight=False)
+
+
+def print_facts(console: Console, facts: Mapping[str, str]) -> None:
+    """Print a line per fact."""
+    width = max(map(len, facts), default=0)
+    for name, value in facts.items():
+        console.print(f"{name:<{width}}  {value}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _row_cells(row: Decision, variants: Mapping[str, str]) -> tuple[str, ...]:
@@ -106,7 +130,9 @@ def _grouped_reasons(rows: Iterable[Decision]) -> dict[str, list[str]]:
 
 
 def _print_set(console: Console, name: str, meaning: str, comparisons: tuple[Comparison, ...], recorded: int) -> None:
-    console.print(f"{name} set: {recorded} workloads, {len(comparisons)} in replaced cells ({meaning})", highlight=False)
+    console.print(
+        f"{name} set: {recorded} workloads, {len(comparisons)} in replaced cells ({meaning})", highlight=False
+    )
     if not comparisons:
         return
     grid = Table(box=None, pad_edge=False)

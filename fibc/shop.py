@@ -1,20 +1,19 @@
-"""What the stages of one run share: the definition, the machinery, the records and the clock."""
+"""What the stages of one run share: the task, the machinery, the records and the clock."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fibc.backends.base import Backend, Mismatch
+from fibc.backends.base import Backend
 from fibc.evaluate import Evaluator
 from fibc.progress import Progress
 from fibc.records import RecordLog
-from fibc.schema.candidate import Artifact, Candidate
-from fibc.schema.definition import Definition
+from fibc.schema.candidate import Artifact, Candidate, ConfigValue
+from fibc.schema.decision import Conditions
 from fibc.schema.evaluation import SessionSamples
-from fibc.schema.options import TuneOptions
-from fibc.schema.policy import Policy
 from fibc.search.budget import Budget
+from fibc.task import Task
 
 
 @dataclass
@@ -22,17 +21,16 @@ class Shop:
     """One run's machinery, made by the pipeline and handed to every stage.
 
     Attributes:
-        log: Evidence: evaluations and raw samples; holds for this definition, environment and native.
+        conditions: How both sides of every comparison are timed.
+        log: Evidence: candidates, evaluations and raw samples; holds for this definition, environment and native.
         verdicts: Finalists and decisions; holds for this run's fingerprint alone.
         candidates: Every candidate seen, by digest.
         artifacts: What was built, by the candidate's digest.
     """
 
-    definition: Definition
-    backends: Sequence[Backend]
+    task: Task
     evaluator: Evaluator
-    policy: Policy
-    options: TuneOptions
+    conditions: Conditions
     budget: Budget
     log: RecordLog
     verdicts: RecordLog
@@ -48,15 +46,16 @@ class Shop:
         for sample in samples:
             self.log.append("samples", sample)
 
-    def introduce(self, backend: Backend, template: str, config: Mapping[str, int | str | bool]) -> Candidate:
+    def introduce(self, backend: Backend, template: str, config: Mapping[str, ConfigValue]) -> Candidate:
         """Return the candidate of a config, recorded once."""
-        candidate = backend.candidate(self.definition, template, config)
+        candidate = backend.candidate(self.task.definition, template, config)
         if candidate.digest not in self.candidates:
             self.candidates[candidate.digest] = candidate
             self.log.append("candidate", candidate)
         return candidate
 
 
-def mismatches(found: Sequence[Mismatch]) -> tuple[tuple[str, str], ...]:
-    """Return ``found`` as a table keeps it."""
-    return tuple((mismatch.template, mismatch.reason) for mismatch in found)
+def conditions_of(evaluator: Evaluator) -> Conditions:
+    """Return how ``evaluator`` times both sides."""
+    facts = evaluator.facts
+    return Conditions(facts["residency"], facts["mode"], facts["timer"], int(facts["threads"]))

@@ -47,6 +47,14 @@ class Backend(Protocol):
     name: str
     target: Target
 
+    def fingerprint(self, definition: Definition) -> str:
+        """Return a digest of all that candidates follow from: templates, compiler, flags.
+
+        Raises:
+            ToolchainError: If nothing can be built here.
+        """
+        ...
+
     def spaces(self, definition: Definition, key: FeatureKey) -> tuple[tuple[Space, ...], tuple[Mismatch, ...]]:
         """Return the spaces of the templates that match, and why the others do not."""
         ...

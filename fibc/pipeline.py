@@ -1,0 +1,124 @@
+"""The flow of a tuning run: definition in, module out. It has no logic of its own and reads top to bottom."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fibc import gate, outcome
+from fibc.cache import Cache
+from fibc.codegen import harness
+from fibc.evaluate import Evaluator
+from fibc.explore import explore
+from fibc.lock import lock_out
+from fibc.paths import OutLayout, check_out_writable
+from fibc.progress import Progress, Quiet
+from fibc.prove import Proof, prove, read_test_set, recorded_proof
+from fibc.publish import finished_table, keep_dataset, make_table, publish
+from fibc.records import RecordLog
+from fibc.schema.decision import Comparison
+from fibc.schema.options import TuneOptions
+from fibc.schema.result import TuneResult
+from fibc.search.budget import Budget
+from fibc.search.store import StudyStore
+from fibc.settings import DEFAULT_LOCK_WAIT_S
+from fibc.shop import Shop, conditions_of
+from fibc.stopwatch import Stopwatch
+from fibc.task import Task, read_task
+
+
+def tune(
+    definition: Path | str,
+    workloads: Path | str | None = None,
+    *,
+    out: Path | str,
+    progress: Progress | None = None,
+    **options: Any,
+) -> TuneResult:
+    """Tune one definition and write its module.
+
+    Args:
+        definition: Path of a FlashInfer-Trace definition.
+        workloads: File or directory; None looks beside the definition and in its dataset, else sweeps.
+        out: Directory of the module, the table and the records; shared by any number of definitions.
+        progress: Told what happens.
+        options: Fields of ``TuneOptions``.
+
+    Raises:
+        SchemaError: With every problem of definition, workloads, templates or options.
+        InputError: If ``out`` cannot be written or is in use, or a backend, native or storage is not such.
+        GateError: If native looks different from itself on this host.
+        BuildError: If the module does not build.
+        RecordError: If the disk is full; what was recorded before is kept.
+    """
+    shown = progress or Quiet()
+    cache = Cache()
+    chosen = TuneOptions(**options)
+    budget = Budget(chosen.budget_s)
+    task = read_task(definition, workloads, chosen, cache)
+    layout = OutLayout(Path(out).absolute())
+    if chosen.dry_run:
+        return outcome.dry_run(task, layout)
+    check_out_writable(layout.root)
+    with lock_out(layout, wait_s=DEFAULT_LOCK_WAIT_S, say=shown.note):
+        table = None if chosen.fresh else finished_table(layout, task)
+        if table is not None:
+            return outcome.up_to_date(task, layout, table)
+        return _work(task, layout, cache, budget, shown)
+
+
+def _work(task: Task, layout: OutLayout, cache: Cache, budget: Budget, progress: Progress) -> TuneResult:
+    definition, options = task.definition, task.options
+    records = layout.records(definition.name)
+    log = RecordLog(records, definition=definition.digest, environment=task.evidence_digest)
+    verdicts = RecordLog(records, definition=definition.digest, environment=task.fingerprint)
+    notes = [*task.notes, *outcome.void_evidence(log)]
+    if options.fresh:
+        log.compact(lambda record: False)
+    stopwatch = Stopwatch()
+    with (
+        log,
+        verdicts,
+        StudyStore(options.storage or layout.studies) as store,
+        Evaluator(
+            definition,
+            task.native,
+            task.environment.cpu_validity(),
+            harness.build(cache),
+            timeout_s=options.timeout_s,
+            seed=options.seed,
+            workloads=task.workloads,
+        ) as evaluator,
+    ):
+        shop = Shop(task, evaluator, conditions_of(evaluator), budget, log, verdicts, progress)
+        try:
+            with stopwatch("check"):
+                progress.stage("check", 3)
+                gate.check_reference(shop)
+                notes += gate.check_native(shop)
+                notes += gate.require_gate(shop, cache)
+            with stopwatch("search"):
+                progress.stage("search", len(task.keys))
+                explored = explore(shop, store, task.keys)
+                budget.release_reserve()
+            with stopwatch("prove"):
+                proof: Proof | None = prove(shop, explored)
+            interrupted = False
+        except KeyboardInterrupt:
+            interrupted = True
+            proof = recorded_proof(shop)
+        if proof is None:
+            return outcome.nothing_kept(task, layout, shop, stopwatch.seconds, notes)
+        with stopwatch("publish"):
+            progress.stage("publish", 1)
+            table = make_table(shop, proof, interrupted=interrupted)
+            package = publish(shop, table, layout, cache)
+            keep_dataset(shop, layout, proof)
+        test: tuple[Comparison, ...] = ()
+        slower: tuple[str, ...] = ()
+        if not interrupted:
+            with stopwatch("test"):
+                test, slower = read_test_set(shop, proof.decisions)
+        return outcome.finished(
+            task, layout, shop, table, package, test, slower, stopwatch.seconds, notes, interrupted=interrupted
+        )
