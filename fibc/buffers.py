@@ -45,7 +45,7 @@ class Buffer:
         return bool((outside == _GUARD).all())
 
     def poison(self, *, finite: bool = False) -> None:
-        """Fill the tensor with what no right output holds: NaN, or a finite number where NaN is right; 0x7f for integers."""
+        """Fill the tensor with what no right output holds: NaN, or a number where NaN is right; integers 0x7f..."""
         if not self.tensor.is_floating_point():
             _raw(self.tensor).fill_(_INTEGER_POISON)
         elif finite:

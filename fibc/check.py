@@ -369,10 +369,8 @@ class Oracle:
         magnitudes = self._magnitudes(inputs) if model.multi_affine else [None] * len(values)
         n = reduction_length(definition, axes, multi_affine=model.multi_affine)
         return tuple(
-            _expected(
-                name, torch_dtype(spec.dtype), value, n, independent, None if magnitudes is None else magnitudes[i]
-            )
-            for i, ((name, spec), value) in enumerate(zip(definition.outputs.items(), values, strict=True))
+            _expected(name, torch_dtype(spec.dtype), value, magnitude, n=n, independent=independent)
+            for (name, spec), value, magnitude in zip(definition.outputs.items(), values, magnitudes, strict=True)
         )
 
     def _magnitudes(self, inputs: Mapping[str, Value]) -> list[_Magnitude | None]:
