@@ -205,9 +205,10 @@ def test_the_digest_is_that_of_the_source() -> None:
 # The contract's tag
 
 
-def test_a_package_that_is_not_installed_is_noted() -> None:
-    native = resolve(norm("fi_api:no_such_package.norm.rmsnorm"))
-    assert (native.origin, native.note) == ("builtin", "no_such_package.norm.rmsnorm is not installed")
+@pytest.mark.parametrize("path", ["no_such_package.norm.rmsnorm", "", "../x", "a b.c"])
+def test_a_tag_that_names_nothing_installed_is_noted(path: str) -> None:
+    native = resolve(norm(f"fi_api:{path}"))
+    assert (native.origin, native.note) == ("builtin", f"{path} is not installed")
 
 
 def test_a_gpu_function_is_not_chosen_for_a_cpu(package: Callable[[str, str], None]) -> None:

@@ -177,7 +177,7 @@ def _from_tag(definition: Definition, target_kind: str) -> tuple[_Found | None, 
     notes: list[str] = []
     for path in paths:
         package = path.split(".")[0]
-        if importlib.util.find_spec(package) is None:
+        if not _is_installed(package):
             notes.append(f"{path} is not installed")
         elif target_kind == "cpu" and package in CUDA_ONLY_PACKAGES:
             notes.append(f"{path} needs a GPU")
@@ -191,6 +191,13 @@ def _from_tag(definition: Definition, target_kind: str) -> tuple[_Found | None, 
                 )
             return (path, adapter.text(_argument_names(definition), eps), "fi_api"), notes
     return None, notes
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return _is_plain_name(package) and importlib.util.find_spec(package) is not None
+    except ValueError:  # a module that was made in this process, __main__ for one
+        return False
 
 
 # The table of builtins ------------------------------------------------------------------------------------------------
