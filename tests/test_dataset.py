@@ -147,10 +147,8 @@ def test_odd_and_overlong_names_become_safe_file_names(tmp_path: Path) -> None:
     write_dataset(
         tmp_path / "out", odd, [workload()], [solution(long_name, author="../me"), solution("a/b")], [trace(long_name)]
     )
-    assert files_below(tmp_path) == files_below(tmp_path / "out") or all(
-        name.startswith("out/") for name in files_below(tmp_path)
-    )
-    assert all(len(part.encode()) <= 255 and part != ".." for name in files_below(tmp_path) for part in name.split("/"))
+    assert all(name.startswith("out/") for name in files_below(tmp_path))
+    assert all(len(part.encode()) <= 255 for name in files_below(tmp_path) for part in name.split("/"))
     dataset = read_dataset(tmp_path / "out")
     assert dataset.problems == ()
     assert set(dataset.solutions) == {long_name, "a/b"}

@@ -51,6 +51,13 @@ def changed(*path: str, to: Any) -> dict[str, Any]:
     return document
 
 
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
 def problems_of(document: Any) -> tuple[str, ...]:
     with pytest.raises(SchemaError) as caught:
         Definition.model_validate(document)
@@ -173,11 +180,22 @@ def test_null_lists_are_accepted_and_stay_null() -> None:
     assert definition.to_json() == document
 
 
-def test_unknown_fields_are_kept_at_every_level() -> None:
-    document = gemm() | {"x_producer": {"deep": [1, 2.5, None, {"a": True}]}}
-    document["axes"]["M"]["x_range"] = [1, 4096]
-    document["inputs"]["A"]["x_layout"] = "row"
+@given(json_values)
+def test_unknown_fields_are_kept_at_every_level(value: Any) -> None:
+    document = gemm() | {"x_producer": value}
+    document["axes"]["M"]["x_range"] = value
+    document["inputs"]["A"]["x_layout"] = value
     assert Definition.model_validate(document).to_json() == document
+
+
+def test_a_changed_copy_forgets_what_the_original_knew() -> None:
+    definition = Definition.model_validate(gemm())
+    before = (definition.digest, definition.entry_point, definition.const_axes, definition.var_axes)
+    wider = Definition.model_validate(changed("axes", "N", "value", to=9))
+    copied = definition.model_copy(update={"axes": wider.axes, "reference": "def other(A, B):\n    return A\n"})
+    assert (copied.digest, copied.entry_point, copied.const_axes["N"]) != (before[0], before[1], before[2]["N"])
+    assert copied.entry_point == "other" and copied.const_axes["N"] == 9
+    assert before == (definition.digest, definition.entry_point, definition.const_axes, definition.var_axes)
 
 
 @pytest.mark.parametrize(
@@ -250,6 +268,11 @@ def test_a_definition_is_frozen_hashable_and_travels_as_bytes() -> None:
         (changed("inputs", "lambda", to=gemm()["inputs"]["A"]), "inputs.lambda", "keyword"),
         (changed("outputs", "A", to=gemm()["outputs"]["C"]), "outputs.A", "an input"),
         (changed("outputs", "C", "param", to="A"), "outputs.C.shape", "['M', 'N'] and ['M', 'K']"),
+        (
+            changed("outputs", to={name: gemm()["inputs"]["A"] | {"param": "A"} for name in ("C", "D")}),
+            "outputs.D.param",
+            "'A' again",
+        ),
         (changed("tags", to="x"), "tags", "'x'"),
         (changed("tags", to=[1]), "tags[0]", "1"),
         (changed("constraints", to=["M.__class__"]), "constraints[0]", "M.__class__"),
@@ -316,14 +339,7 @@ def test_all_problems_come_at_once_with_the_path(tmp_path: Path) -> None:
     assert found == ["name", "axes.N", "inputs.A.dtype", "inputs.A.shape[1]", "reference", "constraints[0]"]
 
 
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-        max_leaves=6,
-    ),
-    st.sampled_from(sorted(gemm())),
-)
+@given(json_values, st.sampled_from(sorted(gemm())))
 def test_any_value_in_any_field_is_accepted_or_refused_with_a_problem(value: Any, field: str) -> None:
     document = copy.deepcopy(gemm())
     document[field] = value

@@ -292,6 +292,10 @@ def test_a_stored_tensor_that_contradicts_the_axes_is_a_problem(
     assert problems_of(stored_line("a.safetensors"), gemm(), tmp_path) == (f"inputs.A: {words}",)
 
 
+def test_a_stored_path_that_no_file_can_have_is_an_absent_file() -> None:
+    assert read_workload(stored_line("a" * 5000), gemm(), Path()).stored_path("A") is None
+
+
 def test_a_missing_key_and_a_broken_file_are_problems(tmp_path: Path) -> None:
     save_file({"A": np.zeros((3, 4), np.float16)}, tmp_path / "a.safetensors")
     (problem,) = problems_of(stored_line("a.safetensors", "B"), gemm(), tmp_path)
@@ -378,6 +382,8 @@ def test_an_explicit_directory_without_workloads_is_a_problem(tmp_path: Path) ->
         find_workloads("gemm.json", gemm(), tmp_path)
     with pytest.raises(SchemaError, match="must be a readable file"):
         find_workloads("gemm.json", gemm(), tmp_path / "missing.jsonl")
+    with pytest.raises(SchemaError, match="must be a readable file"):
+        find_workloads("gemm.json", gemm(), tmp_path / ("a" * 5000))
 
 
 def test_a_sweep_is_synthetic_deterministic_and_takes_every_size() -> None:

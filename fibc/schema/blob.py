@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError, safe_open
 
 from fibc.schema.definition import Definition
+from fibc.schema.json_text import is_file
 from fibc.schema.problems import place, shown
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def blob_problems(
     """Return where stored tensors contradict ``definition`` at ``axes``; a file that is not there does not."""
     problems: list[str] = []
     for name, spec in inputs.items():
-        if spec.type != "safetensors" or not (root / spec.path).is_file():
+        if spec.type != "safetensors" or not is_file(root / spec.path):
             continue
         where = place("inputs", name)
         tensor = definition.inputs[name]

@@ -36,7 +36,7 @@ def from_plain(kind: type[T], plain: Any) -> T:
 
 
 def encode(value: Any) -> bytes:
-    """Return ``value`` (a dataclass of this package) as msgpack bytes; equal ones give equal bytes, up to the order of mappings."""
+    """Return ``value`` (a dataclass of this package) as msgpack bytes, which keep the order of mappings."""
     return bytes(msgpack.packb(to_plain(value), use_bin_type=True))
 
 

@@ -187,6 +187,13 @@ class Definition(_Frozen):
         definition._nulls = tuple(name for name in ("tags", "constraints") if document.get(name, ()) is None)
         return definition
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with the fields in ``update`` replaced; nothing is checked."""
+        copy = super().model_copy(update=update, deep=deep)
+        for name in copy.__dict__.keys() - Definition.model_fields.keys():  # what properties cached before the change
+            del copy.__dict__[name]
+        return copy
+
     def __hash__(self) -> int:
         return hash(self.digest)
 
@@ -298,6 +305,7 @@ def _law_problems(document: Mapping[str, Any]) -> Iterator[str]:
             yield from _shape_problems(place(group, name), _list(spec, "shape"), axes)
     for name, spec in outputs.items():
         yield from _alias_problems(name, spec, inputs)
+    yield from _double_alias_problems(outputs, inputs)
     reference = document.get("reference")
     if isinstance(reference, str) and inputs:
         yield from reference_problems(reference, tuple(inputs))
@@ -329,6 +337,14 @@ def _alias_problems(name: str, spec: Any, inputs: Mapping[str, Any]) -> Iterator
                 yield f"{where}.{field}: must be that of {param}, the input it is written into, {got}"
     if name in inputs and param != name:
         yield f'{where}: must not have the name of an input, unless it is written into it ("param": {shown(name)})'
+
+
+def _double_alias_problems(outputs: Mapping[str, Any], inputs: Mapping[str, Any]) -> Iterator[str]:
+    written: dict[str, str] = {}
+    for name, spec in outputs.items():
+        param = spec.get("param") if isinstance(spec, Mapping) else None
+        if isinstance(param, str) and param in inputs and written.setdefault(param, name) != name:
+            yield f"{place('outputs', name)}.param: must be written by one output only, got {shown(param)} again"
 
 
 def _constraint_problems(where: str, text: str, axes: Mapping[str, Any], inputs: Mapping[str, Any]) -> Iterator[str]:

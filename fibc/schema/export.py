@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
 from fibc.schema.candidate import Candidate
 from fibc.schema.codec import to_plain
@@ -14,7 +14,7 @@ from fibc.schema.definition import Definition
 from fibc.schema.digest import digest_json
 from fibc.schema.evaluation import Evaluation, Status
 from fibc.schema.table import NativeSource
-from fibc.schema.trace import STATUSES, Solution, Trace
+from fibc.schema.trace import Solution, Trace, TraceStatus
 from fibc.schema.workload import RandomInput, Workload
 
 AUTHOR = "fibc"
@@ -132,7 +132,7 @@ def workload_at(axes: Mapping[str, int], definition: Definition) -> Workload:
 def _trace_status(status: Status) -> str | None:
     if status is Status.REJECTED:
         return None
-    return status.value if status.value in STATUSES else "RUNTIME_ERROR"
+    return status.value if status.value in get_args(TraceStatus) else "RUNTIME_ERROR"
 
 
 def _errors(evaluation: Evaluation) -> dict[str, float]:

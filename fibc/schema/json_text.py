@@ -70,12 +70,21 @@ def read_text(path: Path) -> str:
     """
     try:
         return path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise SchemaError(f"{path}: must be a readable file, got: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise SchemaError(
             f"{path}: must be UTF-8 text, got byte 0x{error.object[error.start]:02x} at offset {error.start} (binary?)"
         ) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise SchemaError(f"{path}: must be a readable file, got: {reason}") from None
+
+
+def is_file(path: Path) -> bool:
+    """Return whether ``path`` is a file; one that nothing can have, overlong say, is none."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def read_json(path: Path) -> Any:

@@ -24,9 +24,9 @@ from fibc.schema.workload import RandomInput, SafetensorsInput, ScalarInput
 
 Text = Annotated[StrictStr, Field(min_length=1)]
 
-LANGUAGES = ("python", "triton", "cpp", "cuda", "tilelang", "cutlass", "cutedsl", "cutile")
+Language = Literal["python", "triton", "cpp", "cuda", "tilelang", "cutlass", "cutedsl", "cutile"]
 
-STATUSES = (
+TraceStatus = Literal[
     "PASSED",
     "INCORRECT_SHAPE",
     "INCORRECT_NUMERICAL",
@@ -34,7 +34,7 @@ STATUSES = (
     "RUNTIME_ERROR",
     "COMPILE_ERROR",
     "TIMEOUT",
-)
+]
 
 _HAS_CORRECTNESS = frozenset({"PASSED", "INCORRECT_NUMERICAL"})
 _HAS_PERFORMANCE = frozenset({"PASSED"})
@@ -78,7 +78,7 @@ class BuildSpec(_Frozen):
             take for granted.
     """
 
-    language: Literal[LANGUAGES]  # type: ignore[valid-type]
+    language: Language
     target_hardware: Annotated[tuple[StrictStr, ...], Field(min_length=1)]
     entry_point: Text
     dependencies: tuple[StrictStr, ...] = ()
@@ -157,7 +157,7 @@ class TraceEnvironment(_Frozen):
 class TraceEvaluation(_Frozen):
     """One outcome. PASSED has correctness and performance, INCORRECT_NUMERICAL correctness only, others neither."""
 
-    status: Literal[STATUSES]  # type: ignore[valid-type]
+    status: TraceStatus
     environment: TraceEnvironment
     timestamp: Text
     log: StrictStr = ""

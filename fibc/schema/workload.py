@@ -24,7 +24,7 @@ from fibc.errors import SchemaError
 from fibc.schema.blob import blob_problems
 from fibc.schema.constraints import check_constraints
 from fibc.schema.definition import DTYPE_BITS, MAX_SIZE, Definition, Label, TensorSpec
-from fibc.schema.json_text import read_json_lines
+from fibc.schema.json_text import is_file, read_json_lines
 from fibc.schema.problems import describe, place, shown
 
 
@@ -61,6 +61,7 @@ class SafetensorsInput(_Spec):
 InputSpec = RandomInput | ScalarInput | SafetensorsInput
 
 _INPUT_SPEC: TypeAdapter[InputSpec] = TypeAdapter(Annotated[InputSpec, Field(discriminator="type")])
+_UUID: TypeAdapter[str] = TypeAdapter(Label)
 _TYPES = ("random", "scalar", "safetensors")
 
 
@@ -92,7 +93,7 @@ class Workload:
         if not isinstance(spec, SafetensorsInput):
             return None
         path = Path(self.root) / spec.path
-        return path if path.is_file() else None
+        return path if is_file(path) else None
 
     def to_json(self) -> dict[str, Any]:
         """Return the workload as the format's object."""
@@ -211,7 +212,7 @@ def _uuid(inner: Mapping[str, Any]) -> tuple[str, list[str]]:
     if "uuid" not in inner:
         return "", ["uuid: must be present"]
     try:
-        return TypeAdapter(Label).validate_python(inner["uuid"]), []
+        return _UUID.validate_python(inner["uuid"]), []
     except ValidationError as error:
         return "", [f"uuid: {problem}" for problem in describe(error)]
 

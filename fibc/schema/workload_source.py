@@ -11,6 +11,7 @@ from fibc.errors import SchemaError
 from fibc.paths import safe_name
 from fibc.schema.axis_laws import AxisLaws
 from fibc.schema.definition import DTYPE_BITS, Definition
+from fibc.schema.json_text import is_file
 from fibc.schema.workload import RandomInput, Workload, load_workloads
 
 SUFFIX = ".workloads.jsonl"
@@ -71,10 +72,10 @@ def find_workloads(
         file = _explicit_file(Path(explicit), path, definition)
         return load_workloads(file, definition), f"{file} (--workloads)"
     for file in _beside(path, definition):
-        if file.is_file():
+        if is_file(file):
             return load_workloads(file, definition), f"{file} (beside the definition)"
     file = path.parent.parent.parent / "workloads" / _in_dataset(definition)
-    if file.is_file():
+    if is_file(file):
         return load_workloads(file, definition), f"{file} (the definition's dataset)"
     return None
 
@@ -103,15 +104,18 @@ def synthetic_sweep(definition: Definition) -> tuple[Workload, ...]:
 
 
 def _explicit_file(explicit: Path, path: Path, definition: Definition) -> Path:
-    if not explicit.is_dir():
-        return explicit
+    try:
+        if not explicit.is_dir():
+            return explicit
+    except OSError:
+        return explicit  # reading it says what is wrong
     in_dataset = _in_dataset(definition)
     tried = [explicit / file.name for file in _beside(path, definition)] + [
         explicit / in_dataset,
         explicit / "workloads" / in_dataset,
     ]
     for file in tried:
-        if file.is_file():
+        if is_file(file):
             return file
     names = ", ".join(str(file.relative_to(explicit)) for file in tried)
     raise SchemaError(f"{explicit}: must hold the workloads of {definition.name}, got none of {names}")
