@@ -31,7 +31,9 @@ def print_regret(name: str, recording: Recording, trials: int, num_seeds: int) -
     """Print the mean regret of every policy, in percent of speed."""
     num_failed = sum(value is None for value in recording.values.values())
     print(f"{name}: {recording.about}")
-    print(f"{len(recording.values)} configs, {num_failed} failed, best {math.exp(recording.best):.3f} of native's speed")
+    print(
+        f"{len(recording.values)} configs, {num_failed} failed, best {math.exp(recording.best):.3f} of native's speed"
+    )
     columns = [count for count in CHECKPOINTS if count < trials] + [trials]
     print("percent behind the best after".ljust(30) + "".join(f"{count:>8}" for count in columns))
     for policy in POLICIES:

@@ -183,12 +183,9 @@ class RecordLog:
         last = {item.cell: item for item in self._typed("decision", Decision)}
         return tuple(last[cell] for cell in sorted(last))
 
-    def void(self) -> tuple[str, ...]:
-        """Return a sentence where the log holds evidence of another digest of the definition, which no longer counts."""
-        num_void = sum(record.definition != self.definition for record in self.read())
-        if not num_void:
-            return ()
-        return (f"{self.path}: {num_void} records are evidence of an earlier definition of this name, and are void",)
+    def num_void(self) -> int:
+        """Return how many records are evidence of another digest of the definition."""
+        return sum(record.definition != self.definition for record in self.read())
 
     def compact(self, keep: Callable[[Record], bool]) -> None:
         """Rewrite the log, in one step, with the whole records for which ``keep`` holds.

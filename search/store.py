@@ -83,14 +83,14 @@ class StudyStore:
     def open(self, name: str, spaces: Sequence[Space], *, fresh: bool = False) -> StoredStudy:
         """Open the study ``name``.
 
-        The stored name carries a digest of ``spaces``: trials of a template whose tunables have changed since are of
-        another study.
+        The stored name carries a digest of ``spaces``: trials of a template whose text or tunables have changed since are
+        of another study.
 
         Raises:
             InputError: If the storage does not answer.
         """
         digest = digest_json(
-            [[space.template, [[t.name, list(t.choices)] for t in space.tunables]] for space in spaces]
+            [[s.template, s.source_digest, [[t.name, list(t.choices)] for t in s.tunables]] for s in spaces]
         )
         try:
             if fresh:

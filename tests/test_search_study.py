@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -287,10 +288,12 @@ def test_a_fresh_study_forgets_and_its_neighbours_do_not(store: StudyStore) -> N
     assert len(open_study(store, "key 1", SPACES).finished) == 0
 
 
-def test_trials_of_a_template_with_other_choices_are_another_study(store: StudyStore) -> None:
+def test_trials_of_a_template_with_other_choices_or_another_text_are_another_study(store: StudyStore) -> None:
     search(open_study(store, "key", (TILE,), trials=3))
     wider = Space(TILE.template, (Tunable("block_m", (4, 8, 16, 32)), *TILE.tunables[1:]), TILE.constraints, {})
+    edited = replace(TILE, source_digest="another")
     assert open_study(store, "key", (wider,)).finished == []
+    assert open_study(store, "key", (edited,)).finished == []
     assert len(open_study(store, "key", (TILE,)).finished) == 3
 
 

@@ -34,9 +34,11 @@ class Space:
         constraints: All must hold, checked before a build.
         constants: Names that constraints may use beside tunables: constant axes by role (``N``), dtype sizes in bytes,
             ``size`` (the key's upper end, in elements of its first feature).
+        source_digest: Of the template's text: trials of another text are of another study.
     """
 
     template: str
     tunables: tuple[Tunable, ...]
     constraints: tuple[Constraint, ...]
     constants: Mapping[str, int]
+    source_digest: str = ""
