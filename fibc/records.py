@@ -183,9 +183,12 @@ class RecordLog:
         last = {item.cell: item for item in self._typed("decision", Decision)}
         return tuple(last[cell] for cell in sorted(last))
 
-    def num_void(self) -> int:
-        """Return how many records are evidence of another digest of the definition."""
-        return sum(record.definition != self.definition for record in self.read())
+    def void(self) -> tuple[str, ...]:
+        """Return a sentence where the log holds evidence of another digest of the definition: it does not count."""
+        num = sum(record.definition != self.definition for record in self.read())
+        if not num:
+            return ()
+        return (f"the definition has changed: {num} records of its earlier digest are void and not used ({self.path})",)
 
     def compact(self, keep: Callable[[Record], bool]) -> None:
         """Rewrite the log, in one step, with the whole records for which ``keep`` holds.

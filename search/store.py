@@ -83,7 +83,7 @@ class StudyStore:
     def open(self, name: str, spaces: Sequence[Space], *, fresh: bool = False) -> StoredStudy:
         """Open the study ``name``.
 
-        The stored name carries a digest of ``spaces``: trials of a template whose text or tunables have changed since are
+        The stored name carries a digest of ``spaces``: trials of a template whose text or tunables have changed are
         of another study.
 
         Raises:

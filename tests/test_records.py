@@ -101,7 +101,10 @@ def test_evidence_of_another_definition_or_environment_is_not_returned_but_kept(
             log.append("evaluation", evaluation(f"{definition} {environment}"))
     log = open_log(path)
     assert list(log.evaluations()) == [("1", "def1 env1")]
-    assert log.num_void() == 1
+    assert log.void() == (
+        f"the definition has changed: 1 records of its earlier digest are void and not used ({path})",
+    )
+    assert open_log(path.with_name("other")).void() == ()
     assert len(list(log.read())) == 3
 
 
