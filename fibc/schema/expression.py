@@ -118,7 +118,7 @@ def parse(text: str, names: Collection[str]) -> Expression:
             f"{shown(text)}: must be an expression, got: {error.msg}{column} (accepted: {ACCEPTED})"
         ) from None
     except (RecursionError, MemoryError, ValueError) as error:
-        raise SchemaError(f"{shown(text)}: must be an expression, got: {error or 'too many levels'}") from None
+        raise SchemaError(f"{shown(text)}: must be an expression, got: {str(error) or 'too many levels'}") from None
     translator = _Translator(text.strip(), names)
     code = translator.translate(tree.body)
     if translator.problems:

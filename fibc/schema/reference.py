@@ -43,7 +43,7 @@ def reference_problems(source: str, inputs: Sequence[str]) -> list[str]:
         line = source.splitlines()[error.lineno - 1 : error.lineno]
         return [f"reference:{error.lineno}:{error.offset}: must be Python, got {shown(''.join(line))} ({error.msg})"]
     except (ValueError, RecursionError, MemoryError) as error:
-        return [f"reference: must be Python, got: {error or 'too many levels'}"]
+        return [f"reference: must be Python, got: {str(error) or 'too many levels'}"]
     if entry is None:
         return [f"reference: must define a top-level function {ENTRY!r}, got none"]
     return _parameter_problems(entry, inputs)
