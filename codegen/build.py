@@ -44,7 +44,8 @@ def build(table: DispatchTable, objects: Mapping[str, Path], target: Path, cache
     with ThreadPoolExecutor(2) as pool:
         entry = pool.submit(cxx.compile_entry, "module", cache)
         constants = pool.submit(cxx.compile_table, sources.module_cpp, cache)
-        linked = [entry.result(), constants.result(), *(objects[variant.symbol] for variant in table.variants)]
+        variants = dict.fromkeys(objects[variant.symbol] for variant in table.variants)  # one object may hold several
+        linked = [entry.result(), constants.result(), *variants]
     digest = digest_text(sources.digest, sources.generation_py, *(path.read_bytes() for path in (*CARRIED, *linked)))
 
     def write(directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""``torch.ops.fibc.<definition>``: the operator of a package. A copy lies in every package: it imports torch, no fibc."""
+"""``torch.ops.fibc.<definition>``, the operator of a package. A copy lies in every package: it imports no fibc."""
 
 from __future__ import annotations
 

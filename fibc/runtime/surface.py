@@ -1,4 +1,4 @@
-"""What a package exports beside ``run`` and ``run_out``. A copy lies in every package: it imports torch and no fibc."""
+"""What a package exports beside ``run`` and ``run_out``. A copy lies in every package: it imports no fibc."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Surface:
         )
         self.run: Kernel = native_module.run
         self.run_out: Kernel = native_module.run_out
-        self.native_name, native, native_out = self._load_native()
-        self.set_native(native, native_out)
+        self.native_name, *self._own_native = self._load_native()
+        self.set_native(None)
         self.environment = self._environment()
         self._say_what_stands_against_it()
         if native_module.standing() != "torch":  # an older torch may know no operators of this kind
-            self._library = register(self._table["spec"], self.run, lambda *inputs: self._native(*inputs))
+            self._library = register(self._table["spec"], self.run, self._call_native)
 
     def explain(self, *inputs: Any, **named: Any) -> dict[str, Any]:
         """Say what would serve this call and on what evidence, or why native would. Runs nothing, counts nothing.
@@ -95,13 +95,15 @@ class Surface:
         """Send every call to native."""
         self._module.set_enabled(False)
 
-    def set_native(self, native: Kernel, native_out: Kernel | None = None) -> None:
+    def set_native(self, native: Kernel | None, native_out: Kernel | None = None) -> None:
         """Replace the native kernel.
 
         Args:
-            native: ``native(*inputs)``, by position.
+            native: ``native(*inputs)``, by position; None sets the table's own again.
             native_out: ``native_out(*inputs, *outputs)``; without one, results of ``native`` are copied.
         """
+        if native is None:
+            native, native_out = self._own_native
         for kernel in (native, native_out):
             if kernel is not None and not callable(kernel):
                 raise TypeError(f"fibc_{self._definition}: set_native: must be callable, got {type(kernel).__name__}")
@@ -111,6 +113,10 @@ class Surface:
     def prepare(self, device: torch.device | str = "cpu") -> bool:
         """Load what the first call on ``device`` would load; return whether variants can serve there."""
         return torch.device(device).type == self._table["target"].partition(":")[0] and self._stands
+
+    def _call_native(self, *inputs: Any) -> Any:
+        """Call the native kernel that is set now."""
+        return self._native(*inputs)
 
     @property
     def _stands(self) -> bool:

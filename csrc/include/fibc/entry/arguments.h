@@ -2,6 +2,9 @@
 #ifndef FIBC_ENTRY_ARGUMENTS_H
 #define FIBC_ENTRY_ARGUMENTS_H
 
+#include <cstdint>
+#include <cstring>
+
 #include "fibc/reason.h"
 #include "fibc/table.h"
 #include "fibc/entry/tensor_adapter.h"
@@ -21,10 +24,19 @@ struct Signature {
     const auto index = static_cast<std::int32_t>(i);
     return index < spec->inputs.size ? spec->inputs[index] : spec->outputs[index - spec->inputs.size];
   }
-  // Outputs come last and may carry the name of the input that they are written to: a keyword means the input first.
+  // Index of the parameter of that name, or -1. An output that shares its name with an input is called <name>_out.
   [[nodiscard]] Py_ssize_t find(PyObject* name) const noexcept {
+    const char* text = PyUnicode_AsUTF8(name);
+    if (text == nullptr) {
+      PyErr_Clear();
+      return -1;
+    }
     for (Py_ssize_t i = 0; i < size(); ++i) {
-      if (PyUnicode_CompareWithASCIIString(name, (*this)[i].name) == 0) return i;
+      if (std::strcmp(text, (*this)[i].name) == 0) return i;
+    }
+    for (Py_ssize_t i = spec->inputs.size; i < size(); ++i) {
+      const std::size_t length = std::strlen((*this)[i].name);
+      if (std::strncmp(text, (*this)[i].name, length) == 0 && std::strcmp(text + length, "_out") == 0) return i;
     }
     return -1;
   }
@@ -77,7 +89,7 @@ namespace detail {
 
 // Reads a Python number; kType where it is none that a double holds exactly, or of another kind than the dtype.
 [[nodiscard]] inline Reason read_scalar(DType dtype, PyObject* object, double& value) noexcept {
-  constexpr std::uint8_t kFloat = 2;
+  constexpr std::uint8_t kLastInteger = 1;  // DLPack's kDLInt and kDLUInt; beside bool, every other code is a float
   constexpr std::uint8_t kBool = 6;
   constexpr std::int64_t kExact = std::int64_t{1} << 53;
   if (dtype.code == kBool) {
@@ -92,7 +104,7 @@ namespace detail {
     value = static_cast<double>(integer);
     return Reason::kHit;
   }
-  if (dtype.code != kFloat || !PyFloat_CheckExact(object)) return Reason::kType;
+  if (dtype.code <= kLastInteger || !PyFloat_CheckExact(object)) return Reason::kType;
   value = PyFloat_AS_DOUBLE(object);
   return Reason::kHit;
 }

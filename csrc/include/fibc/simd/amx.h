@@ -1,0 +1,111 @@
+// Tiles of Intel AMX: configuration, and the layouts that tdpbf16ps multiplies. Whoever calls a kernel has asked Linux
+// for permission to use tiles.
+//
+// tdpbf16ps adds X[16 x 32] * Y[32 x 16] to a float32 tile [16 x 16]. X is row-major; Y holds the pair of elements
+// (2i, 2i + 1) of each column next to each other: 16 rows of 16 pairs. Subnormal inputs and results count as zero.
+#ifndef FIBC_SIMD_AMX_H
+#define FIBC_SIMD_AMX_H
+
+#include <immintrin.h>
+#include <stdint.h>
+
+#include "fibc/simd/vec.h"
+
+namespace fibc {
+namespace {
+
+constexpr int kTileRows = 16;
+constexpr int kTileDepth = 32;
+constexpr int kTileElems = kTileRows * kTileDepth;
+constexpr int kTileStride = 64;  // bytes between rows of a tile that lies in one piece, 1 KiB
+
+// Compilers take tile intrinsics for code without memory operands; this keeps loads and stores on their side of it.
+inline void tile_fence() { __asm__ volatile("" ::: "memory"); }
+
+// All eight tiles of this thread: 16 rows of 64 bytes.
+inline void configure_tiles() {
+  struct alignas(64) Config {
+    uint8_t palette;
+    uint8_t start_row;
+    uint8_t reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+  };
+  Config config{};
+  config.palette = 1;
+  for (int tile = 0; tile < 8; ++tile) {
+    config.row_bytes[tile] = kTileStride;
+    config.rows[tile] = kTileRows;
+  }
+  tile_fence();
+  _tile_loadconfig(&config);
+}
+
+// Transposes 16 x 16 elements of 32 bits.
+inline void transpose(__m512i (&rows)[16]) {
+  __m512i pairs[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; i += 2) {
+    pairs[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+    pairs[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; i += 4) {
+    rows[i] = _mm512_unpacklo_epi64(pairs[i], pairs[i + 2]);
+    rows[i + 1] = _mm512_unpackhi_epi64(pairs[i], pairs[i + 2]);
+    rows[i + 2] = _mm512_unpacklo_epi64(pairs[i + 1], pairs[i + 3]);
+    rows[i + 3] = _mm512_unpackhi_epi64(pairs[i + 1], pairs[i + 3]);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < 4; ++i) {
+    pairs[i] = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0x88);
+    pairs[i + 4] = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0xdd);
+    pairs[i + 8] = _mm512_shuffle_i32x4(rows[i + 8], rows[i + 12], 0x88);
+    pairs[i + 12] = _mm512_shuffle_i32x4(rows[i + 8], rows[i + 12], 0xdd);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < 8; ++i) {
+    rows[i] = _mm512_shuffle_i32x4(pairs[i], pairs[i + 8], 0x88);
+    rows[i + 8] = _mm512_shuffle_i32x4(pairs[i], pairs[i + 8], 0xdd);
+  }
+}
+
+// 32 elements as one or two vectors of bfloat16 whose sum they are, exactly.
+template <class T>
+struct Planes;
+
+template <>
+struct Planes<bfloat16> {
+  static constexpr int kCount = 1;
+  __m512i plane[kCount];
+};
+
+// A float16 has 11 significant bits, a bfloat16 has 8: the first plane holds the upper 8, the second the other 3. No
+// part is subnormal in bfloat16. Infinities and NaN have no such form: their second plane is NaN.
+template <>
+struct Planes<float16> {
+  static constexpr int kCount = 2;
+  __m512i plane[kCount];
+};
+
+inline Planes<bfloat16> planes(__m512i elements, bfloat16) { return {{elements}}; }
+
+inline Planes<float16> planes(__m512i elements, float16) {
+  const __m512 upper_bits = _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(0xffff0000)));
+  const __m512 low = _mm512_cvtph_ps(_mm512_castsi512_si256(elements));
+  const __m512 high = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(elements, 1));
+  const __m512 low_upper = _mm512_and_ps(low, upper_bits);
+  const __m512 high_upper = _mm512_and_ps(high, upper_bits);
+  return {{(__m512i)_mm512_cvtne2ps_pbh(high_upper, low_upper),
+           (__m512i)_mm512_cvtne2ps_pbh(_mm512_sub_ps(high, high_upper), _mm512_sub_ps(low, low_upper))}};
+}
+
+inline __m512i load_elements(const void* from) { return _mm512_loadu_si512(from); }
+inline __m512i load_elements_first(const void* from, int count) {
+  return _mm512_maskz_loadu_epi16(static_cast<__mmask32>((uint64_t{1} << count) - 1), from);
+}
+
+}  // namespace
+}  // namespace fibc
+
+#endif

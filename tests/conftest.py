@@ -1,0 +1,75 @@
+"""Options and fixtures that several test files share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import filelock
+import pytest
+import toys
+
+from fibc.cache import Cache
+from fibc.runtime import load
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write generated text over the golden files")
+
+
+@pytest.fixture(scope="session")
+def update_golden(pytestconfig: pytest.Config) -> bool:
+    return bool(pytestconfig.getoption("--update-golden"))
+
+
+@dataclass(frozen=True)
+class Toys:
+    """Toy packages, built once for all workers of a run.
+
+    Attributes:
+        out: Holds the packages ``fibc_toy_gemm``, ``fibc_toy_update`` and ``fibc_toy_stub``.
+        kernels: The object they link.
+        cache: Has every object that a further build needs.
+    """
+
+    out: Path
+    kernels: Path
+    cache: Cache
+
+    def path(self, name: str) -> Path:
+        return self.out / f"fibc_{name}"
+
+
+@pytest.fixture(scope="session")
+def toy_packages(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Toys:
+    own = tmp_path_factory.getbasetemp()
+    root = (own if worker_id == "master" else own.parent) / "toys"
+    packages = Toys(root / "out", root / "toys.o", Cache(root / "cache"))
+    with filelock.FileLock(root.with_suffix(".lock")):
+        if not root.exists():
+            packages.out.mkdir(parents=True)
+            toys.compile_kernels(root)
+            for table in (toys.gemm_table(), toys.update_table(), toys.stub_table()):
+                toys.publish(table, packages.out, packages.cache, packages.kernels)
+    return packages
+
+
+@pytest.fixture
+def gemm(toy_packages: Toys) -> Iterator[ModuleType]:
+    """The toy GEMM, enabled and with its own native kernel."""
+    yield from _fresh(toy_packages.path("toy_gemm"))
+
+
+@pytest.fixture
+def update(toy_packages: Toys) -> Iterator[ModuleType]:
+    """The toy update in place."""
+    yield from _fresh(toy_packages.path("toy_update"))
+
+
+def _fresh(path: Path) -> Iterator[ModuleType]:
+    module = load(path)
+    yield module
+    module.enable()
+    module.set_native(None)
