@@ -23,7 +23,8 @@ from pydantic import (
 from fibc.errors import SchemaError
 from fibc.schema.blob import blob_problems
 from fibc.schema.constraints import check_constraints
-from fibc.schema.definition import DTYPE_BITS, MAX_SIZE, Definition, Label, TensorSpec
+from fibc.schema.contract_laws import MAX_SIZE
+from fibc.schema.definition import DTYPE_BITS, Definition, Label, TensorSpec
 from fibc.schema.json_text import is_file, read_json_lines
 from fibc.schema.problems import describe, place, shown
 
