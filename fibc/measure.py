@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -34,6 +34,7 @@ from fibc.schema.policy import PUBLISHED_LEVEL, Policy
 
 __all__ = [
     "ArmFailed",
+    "ArmsFailed",
     "Bench",
     "Policy",
     "Session",
@@ -68,6 +69,14 @@ class ArmFailed(FibcError):  # noqa: N818 - names an outcome of a candidate, not
         self.log = log
 
 
+class ArmsFailed(FibcError):  # noqa: N818 - as above
+    """Outputs were found wrong after timing, when a session was left; its samples of these arms count for nothing."""
+
+    def __init__(self, failures: Sequence[ArmFailed]) -> None:
+        super().__init__("; ".join(map(str, failures)))
+        self.failures = tuple(failures)
+
+
 class Session(Protocol):
     """One process (or one set of fresh buffers) in which arms can be timed.
 
@@ -87,9 +96,11 @@ class Session(Protocol):
 class Bench(Protocol):
     """Times a fixed list of arms, which it knows by index.
 
-    Contract: a session's inputs follow from ``seed``. Where inference follows (confirm and later), a session is an
-    exec'd process with a memory layout of its own. It is closed, with its processes, when the context ends; one is open
-    at a time.
+    Contract:
+        * A session's inputs follow from ``seed``. Where inference follows (confirm and later), a session is an exec'd
+          process with a memory layout of its own. One is open at a time.
+        * Leaving the session checks the outputs of its arms once more, raises ``ArmsFailed`` where some are wrong, and
+          ends its processes either way.
     """
 
     def session(self, seed: int) -> AbstractContextManager[Session]:
@@ -127,9 +138,9 @@ def screen(bench: Bench, arms: Sequence[Arm], values: Sequence[float], policy: P
     """Reduce the trials of one key to finalists by successive halving.
 
     The best third of all trials enters the next rung, with twice as many rounds, until a third is no more than
-    ``policy.finalists``; the best of the last rung are the finalists. A rung is one session. Each of its rounds is a
-    random permutation of the candidates, native riding with each, and it ranks by its own rounds alone: luck does not
-    travel.
+    ``policy.finalists``; the best of the last rung are the finalists. A rung is one session; each of its rounds is a
+    random permutation of the candidates, native riding with each. A candidate's value is the mean over its rungs of
+    what each showed, weighted by rounds: there are too few of them to forget any.
 
     Args:
         bench: Holds ``arms``.
@@ -139,6 +150,7 @@ def screen(bench: Bench, arms: Sequence[Arm], values: Sequence[float], policy: P
         seed: Of the rungs' sessions.
     """
     latest = list(values)
+    num_rounds = [policy.screen_rounds] * len(arms)
     ranking = sorted(range(len(arms)), key=lambda arm: -latest[arm])
     failures: list[ArmFailure] = []
     samples: list[SessionSamples] = []
@@ -152,7 +164,9 @@ def screen(bench: Bench, arms: Sequence[Arm], values: Sequence[float], policy: P
         failures += turn.arm_failures(arms)
         ranking = [arm for arm in ranking if arm not in turn.failures]
         for arm in ranking:
-            latest[arm] = screen_value(turn.pairs[arm])
+            before, now = num_rounds[arm], len(turn.pairs[arm])
+            latest[arm] = (before * latest[arm] + now * stats.session_effect(turn.pairs[arm])) / (before + now)
+            num_rounds[arm] += now
         ranking.sort(key=lambda arm: -latest[arm])
         rung += 1
     finalists = tuple(arms[arm] for arm in ranking[: policy.finalists] if latest[arm] >= policy.drop_below)
@@ -164,7 +178,7 @@ def _run_rung(bench: Bench, entrants: Sequence[int], rung: int, policy: Policy, 
     rng = random.Random(seed)
     turn = _Turn("screen", rung, seed, {arm: [] for arm in entrants})
     flips = {arm: rng.random() < 0.5 for arm in entrants}
-    with bench.session(seed) as session:
+    with _session(bench, seed, [turn]) as session:
         running = list(entrants)
         for _ in range(policy.screen_rounds * 2**rung):
             rng.shuffle(running)
@@ -220,11 +234,14 @@ def confirm(
         turn_seed = session_seed(seed, "confirm", index)
         rng = random.Random(turn_seed)
         rng.shuffle(opened)
-        with bench.session(turn_seed) as session:
+        turns: list[_Turn] = []
+        with _session(bench, turn_seed, turns) as session:
             for race in opened:
                 if not time_left():
                     break
-                race.add(race.timer.run(session, _Turn("confirm", index, turn_seed), rng))
+                turns.append(race.timer.run(session, _Turn("confirm", index, turn_seed), rng))
+        for race, turn in zip(opened, turns, strict=False):
+            race.add(turn)
         on_session(index, sum(race.open for race in races))
     return {race.key: race.result() for race in races}
 
@@ -271,6 +288,19 @@ class _Turn:
 
     def arm_failures(self, arms: Sequence[Arm]) -> list[ArmFailure]:
         return [ArmFailure(arms[arm], error.status, error.log) for arm, error in self.failures.items()]
+
+
+@contextmanager
+def _session(bench: Bench, seed: int, turns: Sequence[_Turn]) -> Iterator[Session]:
+    """Open a session for ``turns``; what is found wrong when it is left becomes a failure of its turn."""
+    try:
+        with bench.session(seed) as session:
+            yield session
+    except ArmsFailed as error:
+        for failed in error.failures:
+            for turn in turns:
+                if failed.arm in turn.pairs:
+                    turn.failures[failed.arm] = failed
 
 
 class _KeyTimer:
@@ -511,16 +541,19 @@ def assess(
             break
         turn_seed = session_seed(seed, stage, index)
         rng = random.Random(turn_seed)
-        with bench.session(turn_seed) as session:
-            for timer in rng.sample(running, len(running)):
+        rng.shuffle(running)
+        turns: list[_Turn] = []
+        with _session(bench, turn_seed, turns) as session:
+            for timer in running:
                 if not time_left():
                     break
-                turn = timer.run(session, _Turn(stage, index, turn_seed), rng)
-                samples += turn.samples(arms)
-                failures += turn.arm_failures(arms)
-                timer.remove(arms[arm].candidate for arm in turn.failures)
-                for arm in timer.active:
-                    evidence[arm].add(turn.pairs[arm])
+                turns.append(timer.run(session, _Turn(stage, index, turn_seed), rng))
+        for timer, turn in zip(running, turns, strict=False):
+            samples += turn.samples(arms)
+            failures += turn.arm_failures(arms)
+            timer.remove(arms[arm].candidate for arm in turn.failures)
+            for arm in timer.active:
+                evidence[arm].add(turn.pairs[arm])
         on_session(index, len(running))
     failed = {failure.arm for failure in failures}
     complete = [len(seen.effects) == policy.fixed_sessions and arms[i] not in failed for i, seen in enumerate(evidence)]

@@ -40,6 +40,7 @@ class ScriptedBench:
         native_s: float = 1e-4,
         noise: Callable[[int, int], float] = lambda session, arm: 0.0,
         failing: Callable[[int, int], bool] = lambda session, arm: False,
+        wrong_after: Callable[[int, int], bool] = lambda session, arm: False,
     ) -> None:
         self.asked: list[Asked] = []
         self.seeds: list[int] = []
@@ -47,6 +48,7 @@ class ScriptedBench:
         self._native_s = native_s
         self._noise = noise
         self._failing = failing
+        self._wrong_after = wrong_after
         self._open = False
 
     @contextmanager
@@ -56,6 +58,11 @@ class ScriptedBench:
         self._open = True
         yield self
         self._open = False
+        index = len(self.seeds) - 1
+        timed = sorted({ask.arm for ask in self.asked if ask.session == index})
+        wrong = [arm for arm in timed if self._wrong_after(index, arm)]
+        if wrong:
+            raise measure.ArmsFailed([measure.ArmFailed(arm, Status.INCORRECT_NUMERICAL, "stale") for arm in wrong])
 
     def pair(self, candidate: int, native_first: bool) -> tuple[float, float]:
         assert self._open
@@ -180,15 +187,14 @@ def test_a_screen_without_a_hope_measures_nothing() -> None:
     assert bench.asked == []
 
 
-def test_a_rung_ranks_by_its_own_rounds_alone() -> None:
+def test_a_value_is_the_mean_of_all_rungs_weighted_by_their_rounds() -> None:
     speedups = [0.99] * 20 + [1.05]
-    bench = ScriptedBench(speedups)
-    arms = arms_of(*(f"c{i}" for i in range(21)))
-    lucky = [0.3] * 6 + [-0.1] * 14 + [0.2]
-    screening = measure.screen(bench, arms, lucky, POLICY, seed=0)
-    assert screening.finalists[0].candidate == "c20"
-    assert screening.values[20] == pytest.approx(math.log(1.05))
+    first_rungs = [0.1] * 6 + [-0.1] * 14 + [0.07]
+    screening = measure.screen(ScriptedBench(speedups), arms_of(*(f"c{i}" for i in range(21))), first_rungs, POLICY, 0)
+    assert screening.values[20] == pytest.approx((4 * 0.07 + 8 * math.log(1.05)) / 12)
+    assert screening.values[0] == pytest.approx((4 * 0.1 + 8 * math.log(0.99)) / 12)
     assert screening.values[10] == -0.1
+    assert screening.finalists[0].candidate == "c20"
 
 
 def test_a_candidate_that_fails_in_a_rung_is_reported_and_out() -> None:
@@ -340,6 +346,28 @@ def test_a_candidate_that_fails_at_one_point_is_out_and_the_others_go_on() -> No
     assert (failed.failure.status, failed.failure.arm.point) == (Status.CRASH, 1)
     assert result.winner == "sound"
     assert not {0, 1} & {ask.arm for ask in bench.asked if ask.session > 2}
+
+
+def test_a_candidate_found_wrong_after_the_last_session_is_not_accepted() -> None:
+    bench = ScriptedBench([1.3, 1.2], noise=wobble(0.001), wrong_after=lambda session, arm: (session, arm) == (7, 0))
+    result = measure.confirm(bench, arms_of("wrong", "sound"), POLICY, seed=0)["1..8"]
+    fates = {contender.candidate: contender.fate for contender in result.contenders}
+    assert fates == {"wrong": Fate.FAILED, "sound": Fate.ACCEPTED}
+
+
+def test_a_winner_found_wrong_after_its_last_fresh_session_has_no_estimate() -> None:
+    bench = ScriptedBench([1.3, 1.2], wrong_after=lambda session, arm: (session, arm) == (7, 0))
+    seen = measure.reconfirm(bench, [Arm("k", 0, "wrong"), Arm("l", 0, "sound")], POLICY, seed=0)
+    assert seen.estimates[0] is None
+    assert seen.estimates[1] is not None
+    assert [failure.status for failure in seen.failures] == [Status.INCORRECT_NUMERICAL]
+
+
+def test_a_candidate_found_wrong_after_a_rung_is_out() -> None:
+    speedups = [1.0 + i / 1000 for i in range(30)]
+    screening, _ = screen(speedups, ScriptedBench(speedups, wrong_after=lambda session, arm: arm == 29))
+    assert "c29" not in [arm.candidate for arm in screening.finalists]
+    assert [failure.arm.candidate for failure in screening.failures] == ["c29"]
 
 
 def test_a_key_whose_finalists_all_fail_keeps_native() -> None:
