@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 from rich.console import Console
 
@@ -98,8 +97,12 @@ def tune(
     if jobs is not None:
         options["jobs"] = jobs
     errors = Console(stderr=True)
-    with progress.terminal(errors) as shown:
-        result = fibc.tune(definition, workloads, out=out, progress=shown, **options)
+    try:
+        with progress.terminal(errors) as shown:
+            result = fibc.tune(definition, workloads, out=out, progress=shown, **options)
+    except KeyboardInterrupt:
+        errors.print("fibc: interrupted before there was anything to keep")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
     if as_json:
         typer.echo(json.dumps(to_plain(result)))
     else:
@@ -191,20 +194,11 @@ def _sizes(items: list[str]) -> dict[str, int]:
 def main() -> None:
     """Run the command line; the errors of ``FibcError`` are printed without a traceback."""
     try:
-        status = app(standalone_mode=False)
+        app()
     except FibcError as error:
         for line in str(error).splitlines():
             print(f"fibc: {line}", file=sys.stderr)
         sys.exit(error.exit_status)
-    except click.exceptions.Abort:
-        sys.exit(EXIT_INTERRUPTED)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("fibc: interrupted before there was anything to keep", file=sys.stderr)
-        sys.exit(EXIT_INTERRUPTED)
-    sys.exit(status if isinstance(status, int) else EXIT_DONE)
 
 
 if __name__ == "__main__":

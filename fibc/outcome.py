@@ -104,14 +104,6 @@ def finished(
     )
 
 
-def void_evidence(log: RecordLog) -> list[str]:
-    """Say that older records are evidence of something else, where there are any."""
-    num = log.num_void()
-    if num == 0:
-        return []
-    return [f"the definition has changed: {num} records of its earlier digest are void and not used"]
-
-
 def _result(
     task: Task,
     layout: OutLayout,

@@ -72,7 +72,7 @@ def _work(task: Task, layout: OutLayout, cache: Cache, budget: Budget, progress:
     records = layout.records(definition.name)
     log = RecordLog(records, definition=definition.digest, environment=task.evidence_digest)
     verdicts = RecordLog(records, definition=definition.digest, environment=task.fingerprint)
-    notes = [*task.notes, *outcome.void_evidence(log)]
+    notes = [*task.notes, *log.void()]
     if options.fresh:
         log.compact(lambda record: False)
     stopwatch = Stopwatch()
