@@ -3,8 +3,8 @@
     python benchmarks/decision_quality.py
 
 takes keys through every stage that ``fibc tune`` runs (first rung, screen, confirm, decide, reconfirm, settle), prints
-a table, writes it with every count to ``benchmarks/results/decision_quality.{json,md}``, and exits with 1 where a promise
-is broken. docs/measuring.md explains the numbers.
+tables, writes them with every count to ``benchmarks/results/decision_quality.{json,md}``, and exits with 1 where a
+promise is broken. docs/measuring.md explains the numbers.
 """
 
 from __future__ import annotations
@@ -320,7 +320,7 @@ def claims(mix: Mapping[World, Quality], ties: Mapping[World, Quality], mix_tota
         for world in mix
     }
     worst = max(rates.values())
-    kept = mix_total.num_kept / mix_total.num_winner
+    kept = mix_total.num_kept / max(mix_total.num_winner, 1)
     return (
         Claim(f"false replacements at most 0.2 % in every world: worst {worst:.3%}", worst <= 0.002),
         Claim(f"winners kept at least 95 % over the mix: {kept:.1%}", kept >= 0.95),
@@ -330,6 +330,8 @@ def claims(mix: Mapping[World, Quality], ties: Mapping[World, Quality], mix_tota
 
 def false_rate(quality: Quality) -> tuple[float, float]:
     """Return the share of keys without a winner that were replaced, and its 95 % upper bound (Clopper-Pearson)."""
+    if not quality.num_null:
+        return 0.0, 1.0
     test = binomtest(quality.num_false, quality.num_null, alternative="less")
     return quality.num_false / quality.num_null, float(test.proportion_ci(0.95).high)
 
