@@ -25,9 +25,9 @@ for every element,
   zero is accepted (vdpbf16ps and AMX tiles do, whatever MXCSR says), so terms with a subnormal factor count as error.
 
 On independent random inputs the root mean square of the errors is bounded as well, by
-1.5 sqrt(r u_out^2 / 3 + n u_acc^2) times that of y*: rounding errors are uniform (hence 1/3) and independent, and a sum
-of n terms, in the worst order, wanders by 0.41 sqrt(n) u (the partial sums' squares add up to n / 2 of the last). This
-finds low-precision accumulators that hide inside the elementwise bound.
+1.5 sqrt(r u_out^2 / 3 + n u_acc^2) times that of y* (and as much of a subnormal step): rounding errors are uniform,
+hence 1/3, and independent, and a sum of n terms, in the worst order, wanders by 0.41 sqrt(n) u (the partial sums'
+squares add up to n / 2 of the last). This finds low-precision accumulators that hide inside the elementwise bound.
 
 NaN must be where the reference has it and nowhere else; infinities alike, except within the bound of the overflow
 threshold, and where the terms overflow float32 although inputs are finite: there the result depends on the order, so
@@ -52,6 +52,9 @@ Value = Tensor | int | float | bool | None
 
 Reference = Callable[..., object]
 """A definition's reference function."""
+
+Change = Callable[[Value], Value]
+"""Makes other inputs from upcast ones: their absolute values, for example."""
 
 U_ACC = 2.0**-24
 """Unit roundoff of the accumulator, float32."""
@@ -93,7 +96,7 @@ class Expected:
     Attributes:
         values: y*, float32 or float64; the output's own dtype where that is not floating-point.
         bound: Accepted |y - y*| per element, float32; None where equality is asked.
-        rms_bound: Accepted ratio of the errors' rms to that of ``values``; None where inputs are not independent.
+        rms_bound: Accepted rms of the errors; None where inputs are not independent.
         open: Elements of which nothing is asked (order-dependent overflow); None where there are none.
         all_finite: Every value is finite and far from the output's overflow.
     """
@@ -241,8 +244,6 @@ def torch_dtype(name: str) -> torch.dtype:
 def probe(definition: Definition, reference: Reference, inputs: Mapping[str, Value]) -> ErrorModel:
     """Find out how rounding may enter: run the reference on sums, on zeros and on absolute values of ``inputs``.
 
-    An input enters affinely where f(x + x') - f(x) - f(x') + f(0) vanishes, x' being x in reverse order.
-
     Args:
         inputs: Dense inputs of one call, small: the reference runs about three times per floating-point input.
     """
@@ -256,33 +257,39 @@ def probe(definition: Definition, reference: Reference, inputs: Mapping[str, Val
         base = run(wide)
     except Exception:  # noqa: BLE001  whatever it raises on dtypes that it does not declare: it then runs as declared
         return ErrorModel(multi_affine=False, accepts_upcast=False)
-    floats = [output.is_floating_point() for output in base]
-    if not all(floats) or not base:
-        return ErrorModel(multi_affine=False, accepts_upcast=True)
+    try:
+        multi_affine = _is_multi_affine(run, wide, base)
+    except Exception:  # noqa: BLE001  sums and zeros may be no lawful inputs, of probabilities for example
+        multi_affine = False
+    return ErrorModel(multi_affine, accepts_upcast=True)
 
-    def small(differences: Sequence[Tensor], scales: Sequence[Tensor]) -> bool:
-        return all(
-            bool((difference.abs().amax() <= 1e-3 * scale.abs().amax()).item())
-            for difference, scale in zip(differences, scales, strict=True)
-            if difference.numel()
-        )
 
+def _is_multi_affine(
+    run: Callable[[Mapping[str, Value]], tuple[Tensor, ...]], wide: Mapping[str, Value], base: Sequence[Tensor]
+) -> bool:
+    """Return whether each input enters affinely, and absolute inputs give the sum of absolute terms.
+
+    An input is affine where f(x + x') - f(x) - f(x') + f(0) vanishes, x' being x in reverse order.
+    """
+    if not all(output.is_floating_point() for output in base):
+        return False
+    slack = 1e-3 + 8 * max(unit_roundoff(output.dtype) for output in base)
     for name, value in wide.items():
         if not isinstance(value, Tensor) or not value.is_floating_point() or value.numel() == 0:
             continue
         other = value.flip(tuple(range(value.dim()))) if value.dim() else 2 * value
-        of_sum, of_other, of_zero = (
+        sums, others, zeros = (
             run({**wide, name: changed}) for changed in (value + other, other, torch.zeros_like(value))
         )
-        rest = [s - b - o + z for s, b, o, z in zip(of_sum, base, of_other, of_zero, strict=True)]
-        if not small(rest, of_sum):
-            return ErrorModel(multi_affine=False, accepts_upcast=True)
+        for of_sum, of_value, of_other, of_zero in zip(sums, base, others, zeros, strict=True):
+            rest = of_sum - of_value - of_other + of_zero
+            if rest.numel() and not bool(rest.abs().amax() <= slack * of_sum.abs().amax()):
+                return False
     magnitudes = run({name: _absolute(value) for name, value in wide.items()})
-    dominated = all(
-        bool((base_.abs() <= magnitude * (1 + 1e-3) + FLOAT32_TINY).all())
-        for base_, magnitude in zip(base, magnitudes, strict=True)
+    return all(
+        bool((output.abs() <= magnitude * (1 + slack) + FLOAT32_TINY).all())
+        for output, magnitude in zip(base, magnitudes, strict=True)
     )
-    return ErrorModel(multi_affine=dominated, accepts_upcast=True)
 
 
 def _unchanged(value: Value) -> Value:
@@ -318,31 +325,58 @@ def _has(value: Value, test: Callable[[Tensor], Tensor]) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point() and bool(test(value).any())
 
 
-class Oracle:
-    """The reference of one definition with its error model; remembers upcast weights from call to call."""
+@dataclass(frozen=True)
+class _Upcast:
+    """A weight and what was made of it; writes into either change its version."""
 
-    def __init__(self, definition: Definition, reference: Reference, model: ErrorModel) -> None:
+    weight: Tensor
+    wide: Tensor
+    versions: tuple[int, int]
+
+
+class Weights:
+    """Upcast copies of a definition's weights (inputs of constant axes), made once for many oracles."""
+
+    def __init__(self, definition: Definition) -> None:
+        self._names = {
+            name
+            for name, spec in definition.inputs.items()
+            if spec.shape and not any(axis in definition.var_axes for axis in spec.shape)
+        }
+        self._known: dict[tuple[str, Change], _Upcast] = {}
+
+    def wide(self, name: str, value: Value, change: Change) -> Value:
+        """Return ``change(upcast(value))``, the same tensor for the same weight."""
+        if name not in self._names or not isinstance(value, Tensor):
+            return change(upcast(value))
+        known = self._known.get((name, change))
+        if known is not None and known.weight is value and known.versions == (value._version, known.wide._version):
+            return known.wide
+        wide = change(upcast(value))
+        assert isinstance(wide, Tensor)
+        self._known[name, change] = _Upcast(value, wide, (value._version, wide._version))
+        return wide
+
+    def hold(self, inputs: Mapping[str, Value]) -> None:
+        """Make the copies that oracles of ordinary inputs need."""
+        for name in self._names:
+            for change in (_unchanged, _absolute):
+                self.wide(name, inputs[name], change)
+
+
+class Oracle:
+    """The reference of one definition with its error model."""
+
+    def __init__(self, definition: Definition, reference: Reference, model: ErrorModel, weights: Weights) -> None:
         self._definition = definition
         self._reference = reference
         self._model = model
-        self._weights: dict[tuple[str, str], tuple[Tensor, Tensor, int]] = {}
+        self._weights = weights
 
-    def _run(self, inputs: Mapping[str, Value], change: Callable[[Value], Value]) -> tuple[Tensor, ...]:
+    def _run(self, inputs: Mapping[str, Value], change: Change) -> tuple[Tensor, ...]:
         """Return the reference's outputs on changed upcast inputs."""
-        wide = {name: self._wide(name, value, change) for name, value in inputs.items()}
+        wide = {name: self._weights.wide(name, value, change) for name, value in inputs.items()}
         return call_reference(self._definition, self._reference, wide)
-
-    def _wide(self, name: str, value: Value, change: Callable[[Value], Value]) -> Value:
-        axes = self._definition.inputs[name].shape
-        if not isinstance(value, Tensor) or not axes or any(axis in self._definition.var_axes for axis in axes):
-            return change(upcast(value))
-        known = self._weights.get((name, change.__name__))
-        if known is not None and known[0] is value and known[1]._version == known[2]:  # no reference wrote into it
-            return known[1]
-        wide = change(upcast(value))
-        assert isinstance(wide, Tensor)
-        self._weights[name, change.__name__] = value, wide, wide._version
-        return wide
 
     def expect(
         self, inputs: Mapping[str, Value], axes: Mapping[str, int], *, independent: bool
@@ -423,7 +457,8 @@ def _expected(
     else:
         terms = magnitude.terms.abs()
     bound = exact.abs() * (roundings * u_out)
-    bound += (n + 2) * FLOAT32_TINY + limits.smallest_normal * limits.eps / 2
+    half_step = limits.smallest_normal * limits.eps / 2
+    bound += (n + 2) * FLOAT32_TINY + half_step
     bound += terms * (2 * growth(n, U_ACC, independent=independent))
     open_ = None
     if magnitude is not None and magnitude.flushed_terms is not None:
@@ -433,7 +468,11 @@ def _expected(
         open_ = overflow if bool(overflow.any()) else None
     bound = torch.where(torch.isfinite(exact), torch.nan_to_num(bound, 0.0), 0.0).to(torch.float32)
     all_finite = bool((exact.abs() + bound < limits.max).all())  # False where a value is NaN
-    rms_bound = RMS_SAFETY * math.sqrt(roundings * u_out**2 / 3 + n * U_ACC**2) if independent else None
+    rms_bound = None
+    if independent and all_finite and exact.numel() >= RMS_MIN_ELEMS:
+        square = float(exact.square().mean(dtype=torch.float64))
+        relative, absolute = roundings * u_out**2 / 3 + n * U_ACC**2, roundings * half_step**2 / 3
+        rms_bound = RMS_SAFETY * math.sqrt(relative * square + absolute)
     return Expected(name, dtype, exact.contiguous(), bound.contiguous(), rms_bound, open_, all_finite)
 
 
@@ -479,7 +518,7 @@ def _compare_output(output: Tensor, wanted: Expected) -> Agreement:
         message = f"{where}: must equal the reference {values[at].item()}, got {flat[at].item()}"
         return Agreement(Status.INCORRECT_NUMERICAL, message, max_bound_ratio=math.inf)
     bounds = wanted.bound.reshape(-1)
-    max_absolute = max_relative = max_ratio = square_error = square_value = 0.0
+    max_absolute = max_relative = max_ratio = square_error = 0.0
     limit = torch.finfo(wanted.dtype).max
     for begin in range(0, flat.numel(), _CHUNK_ELEMS):
         chunk = slice(begin, begin + _CHUNK_ELEMS)
@@ -509,14 +548,13 @@ def _compare_output(output: Tensor, wanted: Expected) -> Agreement:
         max_relative = max(max_relative, float((error / value.abs()).nan_to_num(0.0, 0.0).max()))
         if wanted.rms_bound is not None:
             square_error += float(error.square().sum(dtype=torch.float64))
-            square_value += float(value.square().sum(dtype=torch.float64))
-    if wanted.rms_bound is not None and wanted.all_finite and flat.numel() >= RMS_MIN_ELEMS and square_value > 0:
-        rms = math.sqrt(square_error / square_value)
+    if wanted.rms_bound is not None:
+        rms = math.sqrt(square_error / flat.numel())
         max_ratio = max(max_ratio, rms / wanted.rms_bound)
         if rms > wanted.rms_bound:
             message = (
-                f"output {wanted.name}: errors must have an rms of at most {wanted.rms_bound:.3g} of the reference's, "
-                f"got {rms:.3g}: accumulated in too low a precision"
+                f"output {wanted.name}: errors must have an rms of at most {wanted.rms_bound:.3g}, got {rms:.3g}: "
+                "it accumulates in too low a precision"
             )
             return Agreement(Status.INCORRECT_NUMERICAL, message, max_absolute, max_relative, max_ratio)
     return Agreement(Status.PASSED, "", max_absolute, max_relative, max_ratio)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fibc import buffers, check, inputs, isolation
 from fibc.buffers import Buffer
-from fibc.check import ErrorModel, Expected, Oracle, Value
+from fibc.check import ErrorModel, Expected, Oracle, Value, Weights
 from fibc.rpc import Channel, ChannelClosedError
 from fibc.schema import codec
 from fibc.schema.evaluation import Status
@@ -36,8 +36,9 @@ from fibc.worker import FailedError, Worker, load_text, main
 HEAVY_TERMS = 1 << 33
 """Output elements times reduction length from which a case is heavy: about 0.2 s for a float32 oracle on two cores."""
 
-TRIAL_CASES = ("cancelling", "nan")
-"""Adversarial cases of a trial, and of heavy points; a finalist's validation runs all of them where they are light."""
+TRIAL_CASES = ("one_hot_row", "nan")
+"""Adversarial cases of a trial, and of heavy points: they leave weights alone, so that oracles share upcast copies. A
+finalist's validation runs all cases where they are light."""
 
 TRIAL_LAYOUTS = ("row-sliced",)
 """Layouts of a trial: the one that a variant is most likely to take and to get wrong."""
@@ -70,6 +71,12 @@ class Zygote(Worker):
         self._model: ErrorModel | None = None
         isolation.adopt_orphans()
 
+    def do_setup(self, setup: dict[str, Any]) -> None:
+        """Take in the definition."""
+        super().do_setup(setup)
+        self._wide_weights = Weights(self._definition)
+        gc.freeze()  # the collector writes into what it looks at, which would copy pages that children share
+
     def do_fork(self) -> int:
         """Fork a child that serves on a socket and writes into a log, both sent along; return its id."""
         channel_fd, log_fd = self._channel.receive_fds(2)
@@ -84,10 +91,6 @@ class Zygote(Worker):
     def do_reap(self, pid: int, kill: bool) -> int:
         """Wait for a child, and kill what it left behind; return its wait status."""
         return self._reap(pid, kill=kill)
-
-    def do_freeze(self) -> None:
-        """Keep the collector's hands off what exists now, so that children share its pages for longer."""
-        gc.freeze()
 
     def do_hold(self, point: dict[str, Any]) -> None:
         """Make a point's inputs for timing, shared by all later children."""
@@ -209,13 +212,14 @@ class Zygote(Worker):
 
     def _with_oracles(self, name: str, drafts: Sequence[_Draft], timeout_s: float) -> list[dict[str, Any]]:
         """Run reference and native in a child; keep the cases with the oracles that it wrote."""
+        self._wide_weights.hold(drafts[0].inputs)
         memory = os.memfd_create("oracles")
 
         def work() -> list[Any]:
             reference = self._reference()
             smallest = min(drafts, key=lambda draft: math.prod(size for _, size in draft.point.axes))
             model = self._model or check.probe(self._definition, reference, smallest.inputs)
-            oracle = Oracle(self._definition, reference, model)
+            oracle = Oracle(self._definition, reference, model, self._wide_weights)
             known: dict[tuple[Point, str], tuple[Expected, ...]] = {}
             stored = []
             for draft in drafts:
