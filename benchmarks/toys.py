@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fibc import environment, toolchain
@@ -102,6 +102,24 @@ _COMPARISON = Comparison(
     timer="steady_clock",
     num_threads=2,
 )
+
+
+@dataclass(frozen=True)
+class Packages:
+    """Published toy packages.
+
+    Attributes:
+        out: Holds ``fibc_toy_gemm``, ``fibc_toy_update`` and ``fibc_toy_stub``.
+        kernels: The object they link.
+        cache: Has every object that a further build needs.
+    """
+
+    out: Path
+    kernels: Path
+    cache: Cache
+
+    def path(self, definition: str) -> Path:
+        return self.out / f"fibc_{definition}"
 
 
 def validity() -> CpuValidity:

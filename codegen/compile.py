@@ -21,6 +21,9 @@ from fibc.schema.digest import digest_text
 
 INCLUDE = Path(fibc.__path__[0]) / "include"
 
+EXPORTS = INCLUDE / "fibc" / "entry" / "exports.map"
+"""Linker script: an extension exports nothing but its initialiser."""
+
 COMPILE_FLAGS = (
     "-std=c++17",
     "-O2",
@@ -37,8 +40,6 @@ LINK_FLAGS = (
     "-shared",
     "-static-libstdc++",
     "-static-libgcc",
-    "-Wl,--exclude-libs,ALL",  # the static libraries' symbols stay inside
-    "-Wl,-Bsymbolic",  # a variant of the same name in another module stays there
     "-Wl,--gc-sections",
     "-Wl,-z,now",
     "-Wl,--build-id=none",
@@ -72,7 +73,7 @@ def compile_entry(name: str, cache: Cache) -> Path:
         (includes[-1] / "ATen" / "dlpack.h").read_bytes(),
         *_flags_digest(),
     )
-    return _compile(source, digest, cache, [f"-isystem{path}" for path in includes])
+    return _compile(source, digest, cache, includes)
 
 
 def compile_table(text: str, cache: Cache) -> Path:
@@ -84,7 +85,7 @@ def compile_table(text: str, cache: Cache) -> Path:
     """
     digest = digest_text(text, _headers_digest(), *_flags_digest())
     source = cache.put_bytes("table", digest, ".cpp", text.encode())
-    return _compile(source, digest, cache, [])
+    return _compile(source, digest, cache, ())
 
 
 def link(objects: Sequence[Path], target: Path) -> None:
@@ -95,30 +96,23 @@ def link(objects: Sequence[Path], target: Path) -> None:
         ToolchainError: If the compiler is missing.
     """
     with temporary_sibling(target) as temporary:
-        _run([toolchain.find().cxx, *LINK_FLAGS, *objects, "-ldl", "-o", temporary], f"link of {target.name}")
+        exports = f"-Wl,--version-script={EXPORTS}"
+        _run([toolchain.find().cxx, *LINK_FLAGS, exports, *objects, "-ldl", "-o", temporary], f"link of {target.name}")
         temporary.chmod(0o755)
         temporary.replace(target)
 
 
-def _compile(source: Path, digest: str, cache: Cache, includes: Sequence[str]) -> Path:
+def _compile(source: Path, digest: str, cache: Cache, includes: Sequence[Path]) -> Path:
     if found := cache.get("object", digest, ".o"):
         return found
     target = cache.path("object", digest, ".o")
     target.parent.mkdir(parents=True, exist_ok=True)
     with temporary_sibling(target) as temporary:
-        prefixes = [f"-ffile-prefix-map={path}=." for path in (source.parent, INCLUDE.resolve(), INCLUDE)]
-        command: list[str | Path] = [
-            toolchain.find().cxx,
-            *COMPILE_FLAGS,
-            f"-I{INCLUDE}",
-            *includes,
-            *prefixes,
-            "-c",
-            source,
-            "-o",
-            temporary,
-        ]
-        _run(command, f"compilation of {source.name}")
+        command: list[str | Path] = [toolchain.find().cxx, *COMPILE_FLAGS, f"-I{INCLUDE}"]
+        command += [f"-isystem{path}" for path in includes]
+        # Assertions name the file that they stand in: no path of this machine may stay in the object.
+        command += [f"-ffile-prefix-map={path}=." for path in (source.parent, INCLUDE.resolve(), INCLUDE, *includes)]
+        _run([*command, "-c", source, "-o", temporary], f"compilation of {source.name}")
         return cache.put_file("object", digest, ".o", temporary)
 
 

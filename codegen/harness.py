@@ -21,7 +21,7 @@ def build(cache: Cache) -> Path:
         ToolchainError: If the compiler or Python's headers are missing.
     """
     compiled = cxx.compile_entry("harness", cache)
-    digest = digest_text(compiled.stem, *cxx.LINK_FLAGS)
+    digest = digest_text(compiled.stem, *cxx.LINK_FLAGS, cxx.EXPORTS.read_bytes())
     suffix = cxx.EXTENSION_SUFFIX
     if found := cache.get(MODULE, digest, suffix):
         return found

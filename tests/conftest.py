@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -24,29 +23,12 @@ def update_golden(pytestconfig: pytest.Config) -> bool:
     return bool(pytestconfig.getoption("--update-golden"))
 
 
-@dataclass(frozen=True)
-class Toys:
-    """Toy packages, built once for all workers of a run.
-
-    Attributes:
-        out: Holds the packages ``fibc_toy_gemm``, ``fibc_toy_update`` and ``fibc_toy_stub``.
-        kernels: The object they link.
-        cache: Has every object that a further build needs.
-    """
-
-    out: Path
-    kernels: Path
-    cache: Cache
-
-    def path(self, name: str) -> Path:
-        return self.out / f"fibc_{name}"
-
-
 @pytest.fixture(scope="session")
-def toy_packages(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Toys:
+def toy_packages(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> toys.Packages:
+    """Toy packages, built once for all workers of a run."""
     own = tmp_path_factory.getbasetemp()
     root = (own if worker_id == "master" else own.parent) / "toys"
-    packages = Toys(root / "out", root / "toys.o", Cache(root / "cache"))
+    packages = toys.Packages(root / "out", root / "toys.o", Cache(root / "cache"))
     with filelock.FileLock(root.with_suffix(".lock")):
         if not root.exists():
             packages.out.mkdir(parents=True)
@@ -57,13 +39,13 @@ def toy_packages(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> To
 
 
 @pytest.fixture
-def gemm(toy_packages: Toys) -> Iterator[ModuleType]:
+def gemm(toy_packages: toys.Packages) -> Iterator[ModuleType]:
     """The toy GEMM, enabled and with its own native kernel."""
     yield from _fresh(toy_packages.path("toy_gemm"))
 
 
 @pytest.fixture
-def update(toy_packages: Toys) -> Iterator[ModuleType]:
+def update(toy_packages: toys.Packages) -> Iterator[ModuleType]:
     """The toy update in place."""
     yield from _fresh(toy_packages.path("toy_update"))
 

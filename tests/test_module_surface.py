@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,6 +13,8 @@ import pytest
 import torch
 import toys
 from torch import Tensor
+
+from fibc.runtime import load
 
 
 def matrices(rows: int) -> tuple[Tensor, Tensor]:
@@ -289,3 +293,27 @@ def test_the_stub_declares_the_convention(gemm: ModuleType, update: ModuleType) 
     assert f"def run({parameters}) -> tuple[torch.Tensor, torch.Tensor]:" in text
     assert f"def run_out({parameters}, out: torch.Tensor = ..., state_out: torch.Tensor = ...) -> None:" in text
     assert all(f"def {name}(" in text or f"{name}: " in text for name in gemm.__all__)
+
+
+def test_the_operator_belongs_to_the_package_that_was_imported_last(
+    toy_packages: toys.Packages, tmp_path: Path
+) -> None:
+    a, b = matrices(3)
+    operator = torch.ops.fibc.toy_gemm
+    for number in range(2):
+        package = tmp_path / str(number) / "fibc_toy_gemm"
+        shutil.copytree(toy_packages.path("toy_gemm"), package, symlinks=True)
+        module = load(package)
+        torch.testing.assert_close(operator(a, b), a @ b.T + 1)
+        assert module.stats()["hits"]["fibc_toy_plain"] == 1
+
+
+def test_another_definition_of_the_same_name_leaves_the_operator_alone(
+    toy_packages: toys.Packages, gemm: ModuleType, tmp_path: Path
+) -> None:
+    table = replace(toys.update_table(), definition="toy_gemm", spec=replace(toys.UPDATE_SPEC, definition="toy_gemm"))
+    package = toys.publish(table, tmp_path, toy_packages.cache, toy_packages.kernels)
+    with pytest.warns(RuntimeWarning, match=r"torch\.ops\.fibc\.toy_gemm: another definition of this name"):
+        load(package)
+    a, b = matrices(3)
+    torch.testing.assert_close(torch.ops.fibc.toy_gemm(a, b), gemm.run(a, b))

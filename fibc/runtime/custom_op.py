@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import keyword
+import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,22 +26,50 @@ _DTYPES = {
 }
 
 
-def register(spec: dict[str, Any], run: Callable[..., Any], native: Callable[..., Any]) -> Any:
-    """Register the operator of ``spec`` (a CallSpec as plain data) and return the library that keeps it.
+def register(spec: dict[str, Any], run: Callable[..., Any], native: Callable[..., Any]) -> None:
+    """Register the operator of ``spec`` (a CallSpec as plain data).
 
     It returns the outputs that are not written in place; those are mutated inputs. It serves compiled graphs through
     its fake kernel. Its derivative is native's: backward runs ``native`` again with grad mode on. An operator that
-    writes into an input has none. In a process the operator belongs to the package that was imported first, since
-    torch lets nobody redefine one: None is returned for the others.
+    writes into an input has none. The package of a definition that was imported last serves it: torch lets nobody
+    redefine an operator, so a later package takes the place of an earlier one behind it.
     """
-    definition = spec["definition"]
-    if hasattr(torch.ops.fibc, definition):
-        return None
+    declared = schema(spec)
+    packet = getattr(torch.ops.fibc, spec["definition"], None)
+    if packet is None:
+        _define(spec, declared, Served(run, native, declared))
+    elif packet.fibc_served.declared == declared:
+        packet.fibc_served.run, packet.fibc_served.native = run, native
+    else:
+        warnings.warn(
+            f"torch.ops.fibc.{spec['definition']}: another definition of this name was imported before, with schema "
+            f"{packet.fibc_served.declared}; the operator stays that one's (call run() of this package)",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+@dataclass
+class Served:
+    """What stands behind an operator: functions of the package that was imported last.
+
+    Attributes:
+        declared: The operator's schema, which never changes.
+        library: Keeps the operator registered.
+    """
+
+    run: Callable[..., Any]
+    native: Callable[..., Any]
+    declared: str
+    library: Any = None
+
+
+def _define(spec: dict[str, Any], declared: str, served: Served) -> None:
     fresh = [index for index, output in enumerate(spec["outputs"]) if output["alias"] is None]
     in_place = len(fresh) < len(spec["outputs"])
 
     def kernel(*inputs: Any) -> Any:
-        results = run(*inputs)
+        results = served.run(*inputs)
         if not in_place:
             return results
         listed = results if len(spec["outputs"]) != 1 else (results,)
@@ -48,14 +78,14 @@ def register(spec: dict[str, Any], run: Callable[..., Any], native: Callable[...
     def fake(*inputs: Any) -> Any:
         return _packed([_fake_output(spec, spec["outputs"][index], inputs) for index in fresh])
 
-    library: Any = torch.library.Library("fibc", "FRAGMENT")  # type: ignore[no-untyped-call]
-    library.define(schema(spec), tags=(torch.Tag.pt2_compliant_tag,))
-    library.impl(definition, kernel, "CPU")
-    name = f"fibc::{definition}"
-    torch.library.register_fake(name, fake, lib=library)
+    served.library = torch.library.Library("fibc", "FRAGMENT")  # type: ignore[no-untyped-call]
+    served.library.define(declared, tags=(torch.Tag.pt2_compliant_tag,))
+    served.library.impl(spec["definition"], kernel, "CPU")
+    name = f"fibc::{spec['definition']}"
+    torch.library.register_fake(name, fake, lib=served.library)
     if not in_place:
-        torch.library.register_autograd(name, _backward_through(native), setup_context=_save, lib=library)
-    return library
+        torch.library.register_autograd(name, _backward_through(served), setup_context=_save, lib=served.library)
+    getattr(torch.ops.fibc, spec["definition"]).fibc_served = served
 
 
 def schema(spec: dict[str, Any]) -> str:
@@ -107,7 +137,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.others = [None if isinstance(value, torch.Tensor) else (value,) for value in inputs]
 
 
-def _backward_through(native: Callable[..., Any]) -> Callable[..., Any]:
+def _backward_through(served: Served) -> Callable[..., Any]:
     def backward(ctx: Any, *gradients: Any) -> Any:
         saved = iter(ctx.saved_tensors)
         inputs = [next(saved) if other is None else other[0] for other in ctx.others]
@@ -115,7 +145,7 @@ def _backward_through(native: Callable[..., Any]) -> Callable[..., Any]:
         with torch.enable_grad():
             for index in wanted:
                 inputs[index] = inputs[index].detach().requires_grad_()
-            results = native(*inputs)
+            results = served.native(*inputs)
         results = results if isinstance(results, tuple) else (results,)
         pairs = [
             (result, gradient)

@@ -46,7 +46,7 @@ class Surface:
         self.environment = self._environment()
         self._say_what_stands_against_it()
         if native_module.standing() != "torch":  # an older torch may know no operators of this kind
-            self._library = register(self._table["spec"], self.run, self._call_native)
+            register(self._table["spec"], self.run, self._call_native)
 
     def explain(self, *inputs: Any, **named: Any) -> dict[str, Any]:
         """Say what would serve this call and on what evidence, or why native would. Runs nothing, counts nothing.

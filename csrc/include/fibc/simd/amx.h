@@ -80,8 +80,9 @@ struct Planes<bfloat16> {
   __m512i plane[kCount];
 };
 
-// A float16 has 11 significant bits, a bfloat16 has 8: the first plane holds the upper 8, the second the other 3. No
-// part is subnormal in bfloat16. Infinities and NaN have no such form: their second plane is NaN.
+// A float16 has 11 significant bits, a bfloat16 has 8: the first plane is the element rounded, the second is what is
+// left, at most 2^-9 of it and exact. No part is subnormal in bfloat16. Infinities and NaN have no such form: there the
+// second plane is NaN.
 template <>
 struct Planes<float16> {
   static constexpr int kCount = 2;
@@ -91,13 +92,16 @@ struct Planes<float16> {
 inline Planes<bfloat16> planes(__m512i elements, bfloat16) { return {{elements}}; }
 
 inline Planes<float16> planes(__m512i elements, float16) {
-  const __m512 upper_bits = _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(0xffff0000)));
+  const auto rounded = [](__m512 value) {
+    const __m512i up = _mm512_add_epi32(_mm512_castps_si512(value), _mm512_set1_epi32(0x8000));
+    return _mm512_castsi512_ps(_mm512_and_si512(up, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+  };
   const __m512 low = _mm512_cvtph_ps(_mm512_castsi512_si256(elements));
   const __m512 high = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(elements, 1));
-  const __m512 low_upper = _mm512_and_ps(low, upper_bits);
-  const __m512 high_upper = _mm512_and_ps(high, upper_bits);
-  return {{(__m512i)_mm512_cvtne2ps_pbh(high_upper, low_upper),
-           (__m512i)_mm512_cvtne2ps_pbh(_mm512_sub_ps(high, high_upper), _mm512_sub_ps(low, low_upper))}};
+  const __m512 low_rounded = rounded(low);
+  const __m512 high_rounded = rounded(high);
+  return {{(__m512i)_mm512_cvtne2ps_pbh(high_rounded, low_rounded),
+           (__m512i)_mm512_cvtne2ps_pbh(_mm512_sub_ps(high, high_rounded), _mm512_sub_ps(low, low_rounded))}};
 }
 
 inline __m512i load_elements(const void* from) { return _mm512_loadu_si512(from); }
