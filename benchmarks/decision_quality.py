@@ -314,7 +314,7 @@ class Claim:
 
 
 def claims(mix: Mapping[World, Quality], ties: Mapping[World, Quality], mix_total: Quality) -> tuple[Claim, ...]:
-    """Check what issue and documentation promise at a margin of 1 %."""
+    """Check what docs/measuring.md promises at a margin of 1 %."""
     rates = {
         world: (mix[world].num_false + ties[world].num_false) / (mix[world].num_null + ties[world].num_null)
         for world in mix

@@ -189,10 +189,11 @@ def _run_rung(bench: Bench, entrants: Sequence[int], rung: int, policy: Policy, 
 
 
 def _hopeless(pairs: Sequence[Pair], policy: Policy) -> bool:
+    """Whether every round so far is behind the limit of the latest one."""
     if not pairs:
         return False
-    limit = policy.hopeless[min(len(pairs), len(policy.hopeless)) - 1]
-    return max(stats.log_ratios(pairs)) < limit
+    limit = math.exp(policy.hopeless[min(len(pairs), len(policy.hopeless)) - 1])
+    return all(pair.native_s < limit * pair.candidate_s for pair in reversed(pairs))
 
 
 # ---- confirm: all inference, on new data only
