@@ -39,9 +39,7 @@ class Buffer:
             return bool((self.storage[:first] == _GUARD).all()) and bool((self.storage[last:] == _GUARD).all())
         outside = self.storage.clone()
         raw = _raw(self.tensor)
-        size = self.tensor.element_size()
-        strides = [stride * size for stride in raw.stride()[:-1]]
-        outside.as_strided(raw.shape, (*strides, 1), first).fill_(_GUARD)
+        outside.as_strided(raw.shape, raw.stride(), first).fill_(_GUARD)
         return bool((outside == _GUARD).all())
 
     def poison(self, *, finite: bool = False) -> None:
