@@ -70,7 +70,8 @@ inline void transpose(__m512i (&rows)[16]) {
   }
 }
 
-// 32 elements as one or two vectors of bfloat16 whose sum they are, exactly.
+// 32 elements of a row as one or two vectors of bfloat16 whose sum they are, exactly. Their order within the vector is
+// the same for every row, which is all that a product asks for.
 template <class T>
 struct Planes;
 
@@ -89,24 +90,36 @@ struct Planes<float16> {
   __m512i plane[kCount];
 };
 
-inline Planes<bfloat16> planes(__m512i elements, bfloat16) { return {{elements}}; }
+// The upper halves of all lanes: those of `even` in even words, those of `odd` in odd ones. Cheaper than in order.
+inline __m512i upper_halves(__m512 even, __m512 odd) {
+  const __m512i shifted = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
+  return _mm512_mask_blend_epi16(0xaaaaaaaaU, shifted, _mm512_castps_si512(odd));
+}
 
-inline Planes<float16> planes(__m512i elements, float16) {
+inline Planes<float16> split(__m512 even, __m512 odd) {
   const auto rounded = [](__m512 value) {
     const __m512i up = _mm512_add_epi32(_mm512_castps_si512(value), _mm512_set1_epi32(0x8000));
     return _mm512_castsi512_ps(_mm512_and_si512(up, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
   };
-  const __m512 low = _mm512_cvtph_ps(_mm512_castsi512_si256(elements));
-  const __m512 high = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(elements, 1));
-  const __m512 low_rounded = rounded(low);
-  const __m512 high_rounded = rounded(high);
-  return {{(__m512i)_mm512_cvtne2ps_pbh(high_rounded, low_rounded),
-           (__m512i)_mm512_cvtne2ps_pbh(_mm512_sub_ps(high, high_rounded), _mm512_sub_ps(low, low_rounded))}};
+  const __m512 even_rounded = rounded(even);
+  const __m512 odd_rounded = rounded(odd);
+  return {{upper_halves(even_rounded, odd_rounded),
+           upper_halves(_mm512_sub_ps(even, even_rounded), _mm512_sub_ps(odd, odd_rounded))}};
 }
 
-inline __m512i load_elements(const void* from) { return _mm512_loadu_si512(from); }
-inline __m512i load_elements_first(const void* from, int count) {
-  return _mm512_maskz_loadu_epi16(static_cast<__mmask32>((uint64_t{1} << count) - 1), from);
+inline Planes<bfloat16> no_planes(bfloat16) { return {{_mm512_setzero_si512()}}; }
+inline Planes<float16> no_planes(float16) { return {{_mm512_setzero_si512(), _mm512_setzero_si512()}}; }
+
+inline Planes<bfloat16> load_planes(const bfloat16* from) { return {{_mm512_loadu_si512(from)}}; }
+inline Planes<float16> load_planes(const float16* from) { return split(load(from), load(from + kLanes)); }
+
+// Elements from `count` (1 to 31) on are zero, and not read.
+inline Planes<bfloat16> load_planes_first(const bfloat16* from, int count) {
+  return {{_mm512_maskz_loadu_epi16(static_cast<__mmask32>((uint64_t{1} << count) - 1), from)}};
+}
+inline Planes<float16> load_planes_first(const float16* from, int count) {
+  if (count <= kLanes) return split(load_first(from, count), zero());
+  return split(load(from), load_first(from + kLanes, count - kLanes));
 }
 
 }  // namespace
