@@ -9,28 +9,17 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from fibc import stats
-from fibc.errors import EvaluationError, FibcError
+from fibc.bench import ArmFailed, ArmsFailed, Bench, Session, session_seed
+from fibc.errors import EvaluationError
+from fibc.race import Evidence, Race
 from fibc.schema.candidate import NATIVE
-from fibc.schema.decision import Verdict
-from fibc.schema.digest import digest_text
-from fibc.schema.evaluation import Arm, Pair, SessionSamples, Status
-from fibc.schema.evidence import (
-    ArmFailure,
-    Assessment,
-    Confirmation,
-    Contender,
-    Estimate,
-    Fate,
-    GateResult,
-    Screening,
-)
+from fibc.schema.evaluation import Arm, Pair, SessionSamples
+from fibc.schema.evidence import ArmFailure, Assessment, Confirmation, GateResult, Screening
 from fibc.schema.policy import PUBLISHED_LEVEL, Policy
+from fibc.turn import KeyTimer, Turn, by_key, open_session, time_pair
 
 __all__ = [
     "ArmFailed",
@@ -47,70 +36,11 @@ __all__ = [
     "replay",
     "screen",
     "screen_value",
+    "session_seed",
 ]
 
 TimeLeft = Callable[[], bool]
 OnSession = Callable[[int, int], None]
-
-
-class ArmFailed(FibcError):  # noqa: N818 - names an outcome of a candidate, not an error of fibc
-    """A candidate crashed, timed out or answered wrongly in a session, which stays usable for the other arms.
-
-    Attributes:
-        arm: Index of the arm in the bench.
-        status: What happened.
-        log: Tail of what the worker said.
-    """
-
-    def __init__(self, arm: int, status: Status, log: str) -> None:
-        super().__init__(f"arm {arm}: {status}: {log}")
-        self.arm = arm
-        self.status = status
-        self.log = log
-
-
-class ArmsFailed(FibcError):  # noqa: N818 - as above
-    """Outputs were found wrong after timing, when a session was left; its samples of these arms count for nothing."""
-
-    def __init__(self, failures: Sequence[ArmFailed]) -> None:
-        super().__init__("; ".join(map(str, failures)))
-        self.failures = tuple(failures)
-
-
-class Session(Protocol):
-    """One process (or one set of fresh buffers) in which arms can be timed.
-
-    Contract:
-        * ``pair`` times both halves one directly after the other, in the order asked for: the same inputs, cores and
-          thread count, equal work, equal inner counts, long enough for the timer.
-        * Before an arm's first pair both halves are warmed up, untimed.
-        * A candidate's fault raises ``ArmFailed`` and leaves the session usable for the other arms. Anything else that
-          is raised means that the bench itself does not work.
-    """
-
-    def pair(self, candidate: int, native_first: bool) -> tuple[float, float]:
-        """Return seconds per call of (native, candidate), both positive; ``candidate`` is the index of an arm."""
-        ...
-
-
-class Bench(Protocol):
-    """Times a fixed list of arms, which it knows by index.
-
-    Contract:
-        * A session's inputs follow from ``seed``. Where inference follows (confirm and later), a session is an exec'd
-          process with a memory layout of its own. One is open at a time.
-        * Leaving the session checks the outputs of its arms once more, raises ``ArmsFailed`` where some are wrong, and
-          ends its processes either way.
-    """
-
-    def session(self, seed: int) -> AbstractContextManager[Session]:
-        """Open a session."""
-        ...
-
-
-def session_seed(seed: int, stage: str, index: int) -> int:
-    """Return the 32-bit seed of a session, which fixes its inputs and the order of its pairs."""
-    return int(digest_text(str(seed), stage, str(index))[:8], 16)
 
 
 # ---- screen: picks finalists, claims nothing
@@ -130,7 +60,7 @@ def first_rung(session: Session, candidate: int, policy: Policy, rng: random.Ran
     pairs: list[Pair] = []
     flip = rng.random() < 0.5
     while len(pairs) < policy.screen_rounds and not _hopeless(pairs, policy):
-        pairs.append(_pair(session, candidate, len(pairs), flip))
+        pairs.append(time_pair(session, candidate, len(pairs), flip))
     return tuple(pairs)
 
 
@@ -174,11 +104,11 @@ def screen(bench: Bench, arms: Sequence[Arm], values: Sequence[float], policy: P
     return Screening(finalists, tuple(latest), num_pairs, tuple(failures), tuple(samples))
 
 
-def _run_rung(bench: Bench, entrants: Sequence[int], rung: int, policy: Policy, seed: int) -> _Turn:
+def _run_rung(bench: Bench, entrants: Sequence[int], rung: int, policy: Policy, seed: int) -> Turn:
     rng = random.Random(seed)
-    turn = _Turn("screen", rung, seed, {arm: [] for arm in entrants})
+    turn = Turn("screen", rung, seed, {arm: [] for arm in entrants})
     flips = {arm: rng.random() < 0.5 for arm in entrants}
-    with _session(bench, seed, [turn]) as session:
+    with open_session(bench, seed, [turn]) as session:
         running = list(entrants)
         for _ in range(policy.screen_rounds * 2**rung):
             rng.shuffle(running)
@@ -227,7 +157,7 @@ def confirm(
     Returns:
         One Confirmation per key.
     """
-    races = [_Race(key, arms, indexes, policy) for key, indexes in _by_key(arms).items()]
+    races = [Race(key, arms, indexes, policy) for key, indexes in by_key(arms).items()]
     for index in range(policy.looks[-1]):
         opened = [race for race in races if race.open]
         if not opened or not time_left():
@@ -235,12 +165,12 @@ def confirm(
         turn_seed = session_seed(seed, "confirm", index)
         rng = random.Random(turn_seed)
         rng.shuffle(opened)
-        turns: list[_Turn] = []
-        with _session(bench, turn_seed, turns) as session:
+        turns: list[Turn] = []
+        with open_session(bench, turn_seed, turns) as session:
             for race in opened:
                 if not time_left():
                     break
-                turns.append(race.timer.run(session, _Turn("confirm", index, turn_seed), rng))
+                turns.append(race.timer.run(session, Turn("confirm", index, turn_seed), rng))
         for race, turn in zip(opened, turns, strict=False):
             race.add(turn)
         on_session(index, sum(race.open for race in races))
@@ -253,10 +183,10 @@ def replay(
     """Return what ``confirm`` made of its recorded samples and failures: the same verdicts from the same numbers."""
     arms = list(dict.fromkeys(sample.arm for sample in samples))
     index_of = {arm: index for index, arm in enumerate(arms)}
-    races = {key: _Race(key, arms, indexes, policy) for key, indexes in _by_key(arms).items()}
-    turns: dict[tuple[int, str], _Turn] = {}
+    races = {key: Race(key, arms, indexes, policy) for key, indexes in by_key(arms).items()}
+    turns: dict[tuple[int, str], Turn] = {}
     for sample in samples:
-        turn = turns.setdefault((sample.session, sample.arm.key), _Turn(sample.stage, sample.session, sample.seed))
+        turn = turns.setdefault((sample.session, sample.arm.key), Turn(sample.stage, sample.session, sample.seed))
         turn.pairs[index_of[sample.arm]] = list(sample.pairs)
     for failure in failures:
         arm = index_of[failure.arm]
@@ -265,231 +195,6 @@ def replay(
     for (_, key), turn in sorted(turns.items(), key=lambda item: item[0]):
         races[key].add(turn)
     return {key: race.result() for key, race in races.items()}
-
-
-@dataclass
-class _Turn:
-    """The pairs of some arms of one key in one session."""
-
-    stage: str
-    index: int
-    seed: int
-    pairs: dict[int, list[Pair]] = field(default_factory=dict)
-    failures: dict[int, ArmFailed] = field(default_factory=dict)
-
-    def time(self, session: Session, arm: int, flip: bool) -> None:
-        pairs = self.pairs[arm]
-        try:
-            pairs.append(_pair(session, arm, len(pairs), flip))
-        except ArmFailed as error:
-            self.failures[arm] = error
-
-    def samples(self, arms: Sequence[Arm]) -> list[SessionSamples]:
-        return [SessionSamples(arms[a], self.stage, self.index, self.seed, tuple(p)) for a, p in self.pairs.items()]
-
-    def arm_failures(self, arms: Sequence[Arm]) -> list[ArmFailure]:
-        return [ArmFailure(arms[arm], error.status, error.log) for arm, error in self.failures.items()]
-
-
-@contextmanager
-def _session(bench: Bench, seed: int, turns: Sequence[_Turn]) -> Iterator[Session]:
-    """Open a session for ``turns``; what is found wrong when it is left becomes a failure of its turn."""
-    try:
-        with bench.session(seed) as session:
-            yield session
-    except ArmsFailed as error:
-        for failed in error.failures:
-            for turn in turns:
-                if failed.arm in turn.pairs:
-                    turn.failures[failed.arm] = failed
-
-
-class _KeyTimer:
-    """Times the arms of one key, with as many pairs a session as the key's cost allows.
-
-    A session runs two pairs of every arm, one in each order, then the others. Whether these are too dear is decided by
-    the first session, and anew when arms have left; a later session is never cut short by its own timings, which would
-    let slow starts into the estimates.
-    """
-
-    def __init__(self, arms: Sequence[Arm], indexes: Sequence[int], policy: Policy) -> None:
-        self._arms = arms
-        self._policy = policy
-        self._num_pairs: int | None = None
-        self.active = list(indexes)
-
-    def remove(self, candidates: Iterable[str]) -> None:
-        gone = set(candidates)
-        left = [arm for arm in self.active if self._arms[arm].candidate not in gone]
-        if len(left) < len(self.active):
-            self.active, self._num_pairs = left, None
-
-    def run(self, session: Session, turn: _Turn, rng: random.Random) -> _Turn:
-        turn.pairs = {arm: [] for arm in self.active}
-        flips = {arm: rng.random() < 0.5 for arm in self.active}
-        self._blocks(session, turn, flips, self._policy.heavy_pairs, rng)
-        if self._num_pairs is None:
-            self._num_pairs = self._affordable(turn)
-        self._blocks(session, turn, flips, self._num_pairs - self._policy.heavy_pairs, rng)
-        return turn
-
-    def _affordable(self, turn: _Turn) -> int:
-        round_s = sum(
-            statistics.median(p.native_s + p.candidate_s for p in pairs) for pairs in turn.pairs.values() if pairs
-        )
-        heavy = round_s * self._policy.pairs_per_session > self._policy.heavy_s
-        return self._policy.heavy_pairs if heavy else self._policy.pairs_per_session
-
-    def _blocks(self, session: Session, turn: _Turn, flips: Mapping[int, bool], count: int, rng: random.Random) -> None:
-        """Run ``count`` blocks at each point in turn; a block is one pair of every finalist, in random order."""
-        by_point: dict[int, list[int]] = {}
-        for arm in self.active:
-            by_point.setdefault(self._arms[arm].point, []).append(arm)
-        for point in rng.sample(sorted(by_point), len(by_point)):
-            for _ in range(count):
-                lost = {self._arms[arm].candidate for arm in turn.failures}
-                for arm in rng.sample(by_point[point], len(by_point[point])):
-                    if self._arms[arm].candidate not in lost:
-                        turn.time(session, arm, flips[arm])
-
-
-@dataclass
-class _Evidence:
-    """What has been seen of one arm so far."""
-
-    effects: list[float] = field(default_factory=list)
-    pairs: list[Pair] = field(default_factory=list)
-
-    def add(self, pairs: Sequence[Pair]) -> None:
-        self.effects.append(stats.session_effect(pairs))
-        self.pairs += pairs
-
-    def estimate(self, arm: Arm, alpha: float) -> Estimate:
-        return Estimate(
-            arm=arm,
-            effects=tuple(self.effects),
-            mean=stats.mean(self.effects),
-            sd=stats.standard_deviation(self.effects),
-            lower=stats.lower_bound(self.effects, alpha),
-            upper=stats.upper_bound(self.effects, alpha),
-            alpha=alpha,
-            num_pairs=len(self.pairs),
-            native_s=statistics.median(pair.native_s for pair in self.pairs),
-            candidate_s=statistics.median(pair.candidate_s for pair in self.pairs),
-        )
-
-
-class _Race:
-    """The sequential test of one key's finalists."""
-
-    def __init__(self, key: str, arms: Sequence[Arm], indexes: Sequence[int], policy: Policy) -> None:
-        self.key = key
-        self.timer = _KeyTimer(arms, indexes, policy)
-        self._arms = arms
-        self._policy = policy
-        self._places = _places(key, arms, indexes)
-        self._alpha = policy.bound_alpha(len(self._places))
-        self._contenders = {digest: Contender(digest, Fate.RUNNING, (), None) for digest in self._places}
-        self._evidence = {arm: _Evidence() for arm in indexes}
-        self._samples: list[SessionSamples] = []
-        self._num_sessions = 0
-        self._last_look = 0
-
-    @property
-    def open(self) -> bool:
-        return bool(self.timer.active) and self._num_sessions < self._policy.looks[-1]
-
-    def add(self, turn: _Turn) -> None:
-        """Take in a session, and look where its number says so."""
-        self._samples += turn.samples(self._arms)
-        self._num_sessions += 1
-        for failure in turn.arm_failures(self._arms):
-            self._end(failure.arm.candidate, Fate.FAILED, failure)
-        for arm in self.timer.active:
-            self._evidence[arm].add(turn.pairs[arm])
-        if self._num_sessions in self._policy.looks:
-            self._look()
-
-    def _end(self, candidate: str, fate: Fate, failure: ArmFailure | None = None) -> None:
-        self._contenders[candidate] = Contender(candidate, fate, self._contenders[candidate].estimates, failure)
-        self.timer.remove([candidate])
-
-    def _with(self, fate: Fate) -> list[Contender]:
-        return [contender for contender in self._contenders.values() if contender.fate is fate]
-
-    def _look(self) -> None:
-        self._last_look = self._num_sessions
-        for contender in self._with(Fate.RUNNING):
-            places = self._places[contender.candidate]
-            estimates = tuple(self._evidence[arm].estimate(self._arms[arm], self._alpha) for arm in places)
-            self._contenders[contender.candidate] = Contender(contender.candidate, Fate.RUNNING, estimates, None)
-            if (fate := self._judge(estimates)) is not Fate.RUNNING:
-                self._end(contender.candidate, fate)
-        best = max((contender.mean for contender in self._with(Fate.ACCEPTED)), default=math.inf)
-        for contender in self._with(Fate.RUNNING):
-            if contender.mean <= best < math.inf:
-                self._end(contender.candidate, Fate.OUTRUN)
-
-    def _judge(self, estimates: Sequence[Estimate]) -> Fate:
-        margin = self._policy.margin
-        if any(estimate.upper < margin for estimate in estimates):
-            return Fate.DROPPED
-        if all(estimate.lower > margin for estimate in estimates):
-            return Fate.ACCEPTED
-        if any(self._out_of_reach(estimate) for estimate in estimates):
-            return Fate.OUT_OF_REACH
-        return Fate.RUNNING
-
-    def _out_of_reach(self, estimate: Estimate) -> bool:
-        num_sessions = len(estimate.effects)
-        pairs_each = estimate.num_pairs / num_sessions
-        hope = stats.interval(estimate.effects, PUBLISHED_LEVEL)[1]
-        sigma = stats.timing_sigma(estimate.sd, pairs_each)
-        needed = stats.pairs_needed(sigma, hope, self._policy.margin, self._alpha)
-        return needed > self._policy.patience * self._policy.looks[-1] * pairs_each
-
-    def result(self) -> Confirmation:
-        """End the test. Where time ran out between two looks, the next look is taken early."""
-        partial = self.open
-        if partial and self._num_sessions > max(self._last_look, self._policy.looks[0]):
-            self._look()
-        accepted = self._with(Fate.ACCEPTED)
-        if accepted:
-            verdict = Verdict.REPLACE
-        elif all(contender.fate in {Fate.DROPPED, Fate.FAILED} for contender in self._contenders.values()):
-            verdict = Verdict.KEEP_NATIVE
-        else:
-            verdict = Verdict.INCONCLUSIVE
-        margin = self._policy.margin
-        split = [c.candidate for c in self._with(Fate.DROPPED) if any(e.mean > margin for e in c.estimates)]
-        return Confirmation(
-            key=self.key,
-            verdict=verdict,
-            winner=max(accepted, key=lambda contender: contender.lower).candidate if accepted else "",
-            contenders=tuple(sorted(self._contenders.values(), key=lambda contender: -contender.mean)),
-            split=() if accepted else tuple(split),
-            num_sessions=self._num_sessions,
-            partial=partial,
-            samples=tuple(self._samples),
-        )
-
-
-def _by_key(arms: Sequence[Arm]) -> dict[str, list[int]]:
-    groups: dict[str, list[int]] = {}
-    for index, arm in enumerate(arms):
-        groups.setdefault(arm.key, []).append(index)
-    return groups
-
-
-def _places(key: str, arms: Sequence[Arm], indexes: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """Return the arms of each candidate, one per point, by point."""
-    grid: dict[str, dict[int, int]] = {}
-    for index in indexes:
-        grid.setdefault(arms[index].candidate, {})[arms[index].point] = index
-    points = sorted({arms[index].point for index in indexes})
-    if any(sorted(row) != points for row in grid.values()) or len(indexes) != len(points) * len(grid):
-        raise ValueError(f"confirm: key {key}: needs every finalist at every point, once each")
-    return {candidate: tuple(row[point] for point in points) for candidate, row in grid.items()}
 
 
 # ---- a fixed number of fresh sessions
@@ -532,8 +237,8 @@ def assess(
     Returns:
         Estimates with one-sided bounds at 95 %.
     """
-    timers = [_KeyTimer(arms, indexes, policy) for indexes in _by_key(arms).values()]
-    evidence = [_Evidence() for _ in arms]
+    timers = [KeyTimer(arms, indexes, policy) for indexes in by_key(arms).values()]
+    evidence = [Evidence() for _ in arms]
     failures: list[ArmFailure] = []
     samples: list[SessionSamples] = []
     for index in range(policy.fixed_sessions):
@@ -543,12 +248,12 @@ def assess(
         turn_seed = session_seed(seed, stage, index)
         rng = random.Random(turn_seed)
         rng.shuffle(running)
-        turns: list[_Turn] = []
-        with _session(bench, turn_seed, turns) as session:
+        turns: list[Turn] = []
+        with open_session(bench, turn_seed, turns) as session:
             for timer in running:
                 if not time_left():
                     break
-                turns.append(timer.run(session, _Turn(stage, index, turn_seed), rng))
+                turns.append(timer.run(session, Turn(stage, index, turn_seed), rng))
         for timer, turn in zip(running, turns, strict=False):
             samples += turn.samples(arms)
             failures += turn.arm_failures(arms)
@@ -602,14 +307,3 @@ def aa_gate(bench: Bench, policy: Policy, seed: int) -> GateResult:
         if result.passed:
             break
     return result
-
-
-def _pair(session: Session, arm: int, turn: int, flip: bool) -> Pair:
-    """Time a pair; turns alternate their order as ABBA, so that half are native-first and drift cancels."""
-    native_first = (turn % 4 in {0, 3}) != flip
-    native_s, candidate_s = session.pair(arm, native_first)
-    if not (0 < native_s < math.inf and 0 < candidate_s < math.inf):
-        raise EvaluationError(
-            f"bench: a timing must be positive and finite, got native {native_s} s, candidate {candidate_s} s"
-        )
-    return Pair(native_s, candidate_s, native_first)
