@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from worlds import MACHINES, SimulatedBench
 
 from fibc import measure, stats
@@ -299,6 +301,16 @@ def test_a_candidate_must_beat_the_margin_at_every_point() -> None:
     result = measure.confirm(bench, arms_of("a", points=3), POLICY, seed=0)["1..8"]
     assert (result.verdict, result.split) == (Verdict.KEEP_NATIVE, ("a",))
     assert [round(math.exp(estimate.mean), 2) for estimate in result.contenders[0].estimates] == [1.3, 1.3, 1.0]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.sampled_from([0.8, 1.0, 1.019, 1.021, 1.5]), min_size=6, max_size=6))
+def test_without_noise_a_cell_goes_to_a_candidate_above_the_margin_at_every_point(speedups: list[float]) -> None:
+    result = measure.confirm(ScriptedBench(speedups), arms_of("a", "b", points=3), POLICY, seed=0)["1..8"]
+    whole = {name for name, part in (("a", speedups[:3]), ("b", speedups[3:])) if min(part) > 1.02}
+    assert result.verdict is (Verdict.REPLACE if whole else Verdict.KEEP_NATIVE)
+    assert result.winner in (whole or {""})
+    assert result.num_sessions == 8
 
 
 def test_a_candidate_that_loses_everywhere_gives_no_reason_to_split() -> None:
