@@ -1,0 +1,173 @@
+"""The command line: exit statuses, one clear message per problem, nothing but JSON where JSON is asked for."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulation import write_definition
+
+from fibc import cli, toolchain
+
+DEFS = Path(__file__).parent.parent / "defs"
+
+
+@dataclass(frozen=True)
+class Done:
+    """What one command line ended with."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def fibc(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """Run the command line in this process."""
+
+    def run(*arguments: object) -> Done:
+        monkeypatch.setattr(sys, "argv", ["fibc", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", "200")
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        code = ended.value.code
+        return Done(code if isinstance(code, int) else 0, captured.out, captured.err)
+
+    return run
+
+
+Fibc = Callable[..., Done]
+
+
+def refused(done: Done) -> str:
+    """Return the message of a run that refused bad input."""
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert not done.stdout
+    return done.stderr
+
+
+def edited(tmp_path: Path, **changes: Any) -> Path:
+    path = write_definition(tmp_path / "defs", (1, 2))
+    document = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps(document))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--trials", "0"), "--trials"),
+        (("--budget-s", "-1"), "--budget-s"),
+        (("--timeout-s", "0"), "--timeout-s"),
+        (("--min-speedup", "0.5"), "--min-speedup"),
+        (("--alpha", "0.7"), "--alpha"),
+        (("--split", "0.5,0.5"), "--split"),
+        (("--split", "a,b,c"), "--split"),
+        (("--jobs", "0"), "--jobs"),
+        (("--backends", "tpu"), "unknown backend"),
+        (("--native", "no.such.module"), "--native"),
+        (("--workloads", "/no/such/file"), "/no/such/file"),
+        (("--templates", "/no/such/dir"), "/no/such/dir"),
+        (("--trials", "many"), "--trials"),
+    ],
+)
+def test_an_option_out_of_range_is_one_message_and_exit_2(
+    fibc: Fibc, tmp_path: Path, options: tuple[str, ...], message: str
+) -> None:
+    path = write_definition(tmp_path / "defs", (1, 2))
+    stderr = refused(fibc("tune", path, "--out", tmp_path / "out", *options))
+    assert message in stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_several_bad_options_are_reported_together(fibc: Fibc, tmp_path: Path) -> None:
+    path = write_definition(tmp_path / "defs", (1,))
+    stderr = refused(fibc("tune", path, "--out", tmp_path / "out", "--trials", "0", "--alpha", "2"))
+    assert "--trials" in stderr
+    assert "--alpha" in stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "../x"}, "name"),
+        ({"reference": "def run(x, weight:\n"}, "reference"),
+        ({"reference": "x = 1\n"}, "run"),
+        ({"constraints": ["__import__('os').system('true')"]}, "constraints"),
+        ({"outputs": {"y": {"shape": ["rows", "nowhere"], "dtype": "float32"}}}, "nowhere"),
+    ],
+)
+def test_a_bad_definition_is_refused_with_its_path(
+    fibc: Fibc, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    path = edited(tmp_path, **changes)
+    stderr = refused(fibc("tune", path, "--out", tmp_path / "out"))
+    assert str(path) in stderr
+    assert message in stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_definition_is_refused(fibc: Fibc, tmp_path: Path) -> None:
+    assert "nothing.json" in refused(fibc("tune", tmp_path / "nothing.json", "--out", tmp_path / "out"))
+
+
+def test_a_missing_compiler_says_what_installs_one(fibc: Fibc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_definition(tmp_path / "defs", (1,))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    toolchain._find.cache_clear()
+    stderr = refused(fibc("tune", path, "--out", tmp_path / "out"))
+    assert "apt-get install" in stderr
+
+
+def test_a_dry_run_prints_one_json_object_and_does_nothing(fibc: Fibc, tmp_path: Path) -> None:
+    done = fibc("tune", DEFS / "gemm.json", "--out", tmp_path / "out", "--dry-run", "--json")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)["plan"]
+    assert plan["workloads"] == 32
+    assert plan["keys"] == 21
+    assert not (tmp_path / "out").exists()
+
+
+def test_validate_passes_the_shipped_definitions_and_counts_what_is_wrong_elsewhere(fibc: Fibc, tmp_path: Path) -> None:
+    done = fibc("validate", DEFS)
+    assert done.returncode == 0, done.stdout
+    assert "0 problems" in done.stdout
+    bad = edited(tmp_path, name="a;b")
+    done = fibc("validate", bad)
+    assert done.returncode == 2
+    assert str(bad) in done.stdout
+
+
+def test_doctor_names_the_machine_and_the_compiler(fibc: Fibc) -> None:
+    done = fibc("doctor", "--json")
+    examined = json.loads(done.stdout)
+    assert done.returncode == (1 if examined["missing"] else 0)
+    assert examined["facts"]["torch"]
+    assert "A/A gate" in examined["facts"]
+
+
+def test_the_version_is_printed(fibc: Fibc) -> None:
+    done = fibc("--version")
+    assert done.returncode == 0
+    assert done.stdout.startswith("fibc 0.")
+
+
+def test_explain_says_which_templates_match_a_definition_and_why_the_others_do_not(fibc: Fibc) -> None:
+    done = fibc("explain", DEFS / "rmsnorm.json", "--json")
+    assert done.returncode == 0, done.stderr
+    explained = json.loads(done.stdout)
+    assert "rmsnorm/one_pass" in explained["matches"]
+    reasons = dict(explained["mismatches"])
+    assert "gemm" in reasons["gemm/matvec"]
+
+
+def test_explain_refuses_what_is_neither_package_nor_definition(fibc: Fibc, tmp_path: Path) -> None:
+    assert "must be" in refused(fibc("explain", tmp_path / "nothing"))
