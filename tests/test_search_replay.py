@@ -11,7 +11,7 @@ import pytest
 
 from fibc.errors import SchemaError
 from fibc.schema.space import Constraint, Space, Tunable
-from fibc.search.replay import POLICIES, Recording, load, mean_regret, regret, replay, save
+from fibc.search.replay import POLICIES, Recording, load, regret, replay, save
 from fibc.search.space import ConfigSpace
 from fibc.search.study import HOPELESS
 
@@ -86,12 +86,15 @@ def test_recorded_evaluations_hold_every_valid_config_of_their_spaces(path: Path
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
-def test_a_study_is_not_behind_chance_on_recorded_evaluations(path: Path) -> None:
+def test_a_study_finds_one_of_the_best_tenth_of_what_was_recorded(path: Path) -> None:
+    """By rank: how far the very best stands out of a recording is partly luck of the moment."""
     recording = load(path)
-    trials, num_seeds = 24, 8
-    by_model = mean_regret(recording, "tpe", trials=trials, num_seeds=num_seeds)[-1]
-    by_chance = mean_regret(recording, "random", trials=trials, num_seeds=num_seeds)[-1]
-    assert by_model <= by_chance + 0.03  # a recording's best is partly luck, which no model finds sooner
+    values = [-math.inf if value is None else value for value in recording.values.values()]
+    num_seeds, num_better = 8, 0
+    for seed in range(num_seeds):
+        asked = replay(recording, "tpe", seed=seed, trials=24)
+        num_better += sum(recording.best - value < regret(recording, asked)[-1] for value in values)
+    assert num_better / num_seeds <= len(values) / 10
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
