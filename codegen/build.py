@@ -46,7 +46,8 @@ def build(table: DispatchTable, objects: Mapping[str, Path], target: Path, cache
         constants = pool.submit(cxx.compile_table, sources.module_cpp, cache)
         variants = dict.fromkeys(objects[variant.symbol] for variant in table.variants)  # one object may hold several
         linked = [entry.result(), constants.result(), *variants]
-    digest = digest_text(sources.digest, sources.generation_py, *(path.read_bytes() for path in (*CARRIED, cxx.EXPORTS, *linked)))
+    files = (*CARRIED, cxx.EXPORTS, *linked)
+    digest = digest_text(sources.digest, sources.generation_py, *(path.read_bytes() for path in files))
 
     def write(directory: Path) -> None:
         _write_generation(directory, table, sources)

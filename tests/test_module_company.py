@@ -14,7 +14,7 @@ import torch
 import toys
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd import forward_ad
+from torch.autograd import forward_ad as forward_mode
 from torch.utils.flop_counter import FlopCounterMode
 
 M, N, K = 4, toys.GEMM_N, toys.GEMM_K
@@ -33,7 +33,7 @@ def reason_of(module: ModuleType, call: Callable[[], Any]) -> tuple[Any, str]:
 
 @pytest.fixture(params=["torch_abi", "dlpack"])
 def op(request: pytest.FixtureRequest, gemm: ModuleType) -> Iterator[ModuleType]:
-    """The toy GEMM, asking torch through its C interface and, as with a torch that has none, through DLPack and Python."""
+    """The toy GEMM, asking torch through its C interface and, as with a torch without one, DLPack and Python."""
     native = gemm._generation._native
     native.use_torch_abi(request.param == "torch_abi")
     assert native.uses_torch_abi() == (request.param == "torch_abi")
@@ -71,7 +71,7 @@ A_CASES: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "strides of a size-1 axis": (lambda a: a[:1].as_strided((1, K), (0, 1)), "hit"),
     "huge stride of a size-1 axis": (lambda a: a[:1].as_strided((1, K), (2**40, 1)), "hit"),
     "requires grad": (lambda a: a.clone().requires_grad_(), "grad"),
-    "trainable parameter": (lambda a: torch.nn.Parameter(a), "grad"),
+    "trainable parameter": (torch.nn.Parameter, "grad"),
     "neg view": (negative, "negative"),
     "neg view through imag": (lambda a: torch.complex(a, -a).conj().imag, "negative"),
     "subclass": (lambda a: a.as_subclass(Tagged), "type"),
@@ -85,7 +85,7 @@ A_CASES: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "storage of no bytes": (lambda a: unallocated(a.clone()), "no_data"),
     "float64": (lambda a: a.double(), "dtype"),
     "bfloat16": (lambda a: a.bfloat16(), "dtype"),
-    "complex": (lambda a: a.cfloat(), "dtype"),
+    "complex": (lambda a: a.to(torch.complex64), "dtype"),
     "rank": (lambda a: a[0], "rank"),
     "constant axis": (lambda a: a[:, :-1], "shape"),
     "transposed": (lambda a: a.t().contiguous().t(), "layout"),
@@ -165,6 +165,7 @@ def test_functional_gradients_go_native_and_are_right(op: ModuleType) -> None:
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own import
 def test_forward_mode_goes_native_and_keeps_the_tangent(op: ModuleType) -> None:
     a, b, tangent = torch.randn(M, K), torch.randn(N, K), torch.randn(M, K)
+    forward_ad: Any = forward_mode  # untyped in torch
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(a, tangent)
         out, reason = reason_of(op, lambda: op.run(dual, b))
@@ -282,7 +283,7 @@ def test_a_graph_that_saved_a_written_tensor_says_so(op: ModuleType) -> None:
     _, reason = reason_of(op, lambda: op.run_out(a, b, out))
     assert reason == "hit"
     with pytest.raises(RuntimeError, match="has been modified by an inplace operation"):
-        loss.backward()
+        torch.autograd.backward(loss)
 
 
 def test_an_output_in_place_must_be_the_input_that_it_is_written_to(update: ModuleType) -> None:

@@ -76,7 +76,12 @@ class Choice:
 
 
 def check_host(table: DispatchTable, host: Mapping[str, Any], *, accept_cpu: bool = False) -> str:
-    """Return ``hit``, or what speaks against every call on ``host`` (``model``, ``isa``, ``l2_bytes``, ``l3_bytes``)."""
+    """Return ``hit``, or what speaks against every call on a machine.
+
+    Args:
+        host: Its ``model``, ``isa``, ``l2_bytes`` and ``l3_bytes``.
+        accept_cpu: Another model of the same ISA will do.
+    """
     recorded = table.validity
     if not set(recorded.isa) <= set(host["isa"]):
         return "isa"

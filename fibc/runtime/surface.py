@@ -41,7 +41,7 @@ class Surface:
         )
         self.run: Kernel = native_module.run
         self.run_out: Kernel = native_module.run_out
-        self.native_name, *self._own_native = self._load_native()
+        self.native_name, self._own_call, self._own_call_out = self._load_native()
         self.set_native(None)
         self.environment = self._environment()
         self._say_what_stands_against_it()
@@ -103,7 +103,7 @@ class Surface:
             native_out: ``native_out(*inputs, *outputs)``; without one, results of ``native`` are copied.
         """
         if native is None:
-            native, native_out = self._own_native
+            native, native_out = self._own_call, self._own_call_out
         for kernel in (native, native_out):
             if kernel is not None and not callable(kernel):
                 raise TypeError(f"fibc_{self._definition}: set_native: must be callable, got {type(kernel).__name__}")
