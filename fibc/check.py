@@ -56,6 +56,9 @@ Reference = Callable[..., object]
 Change = Callable[[Value], Value]
 """Makes other inputs from upcast ones: their absolute values, for example."""
 
+Test = Callable[[Tensor], Tensor]
+"""Asks a question of each element."""
+
 U_ACC = 2.0**-24
 """Unit roundoff of the accumulator, float32."""
 
@@ -292,6 +295,12 @@ def _is_multi_affine(
     )
 
 
+def _widest(value: Value) -> Value:
+    return (
+        value.to(torch.float64, copy=True) if isinstance(value, Tensor) and value.is_floating_point() else upcast(value)
+    )
+
+
 def _unchanged(value: Value) -> Value:
     return value
 
@@ -321,10 +330,6 @@ def _is_subnormal(tensor: Tensor) -> Tensor:
     return (tensor != 0) & (tensor.abs() < FLOAT32_TINY)
 
 
-def _has(value: Value, test: Callable[[Tensor], Tensor]) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point() and bool(test(value).any())
-
-
 @dataclass(frozen=True)
 class _Upcast:
     """A weight and what was made of it; writes into either change its version."""
@@ -344,6 +349,7 @@ class Weights:
             if spec.shape and not any(axis in definition.var_axes for axis in spec.shape)
         }
         self._known: dict[tuple[str, Change], _Upcast] = {}
+        self._answers: dict[tuple[str, Test], tuple[Tensor, int, bool]] = {}
 
     def wide(self, name: str, value: Value, change: Change) -> Value:
         """Return ``change(upcast(value))``, the same tensor for the same weight."""
@@ -357,11 +363,25 @@ class Weights:
         self._known[name, change] = _Upcast(value, wide, (value._version, wide._version))
         return wide
 
+    def has(self, name: str, value: Value, test: Test) -> bool:
+        """Return whether ``test`` holds for any element of a floating-point tensor, looked at once for a weight."""
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return False
+        known = self._answers.get((name, test))
+        if known is not None and known[0] is value and known[1] == value._version:
+            return known[2]
+        answer = bool(test(value).any())
+        if name in self._names:
+            self._answers[name, test] = value, value._version, answer
+        return answer
+
     def hold(self, inputs: Mapping[str, Value]) -> None:
-        """Make the copies that oracles of ordinary inputs need."""
+        """Make what oracles of ordinary inputs need."""
         for name in self._names:
             for change in (_unchanged, _absolute):
                 self.wide(name, inputs[name], change)
+            for test in (_is_special, _is_subnormal):
+                self.has(name, inputs[name], test)
 
 
 class Oracle:
@@ -374,9 +394,19 @@ class Oracle:
         self._weights = weights
 
     def _run(self, inputs: Mapping[str, Value], change: Change) -> tuple[Tensor, ...]:
-        """Return the reference's outputs on changed upcast inputs."""
-        wide = {name: self._weights.wide(name, value, change) for name, value in inputs.items()}
+        """Return the reference's outputs on changed upcast inputs.
+
+        Inputs that are subnormal in float32 run in float64, where they are normal: a float32 GEMM of 9 x 4096 x 4096
+        with such inputs takes 1.3 s instead of 0.02 s (two cores of an Intel Xeon with AMX, torch 2.13.0).
+        """
+        if self._any(inputs, _is_subnormal):
+            wide = {name: change(_widest(value)) for name, value in inputs.items()}
+        else:
+            wide = {name: self._weights.wide(name, value, change) for name, value in inputs.items()}
         return call_reference(self._definition, self._reference, wide)
+
+    def _any(self, inputs: Mapping[str, Value], test: Test) -> bool:
+        return any(self._weights.has(name, value, test) for name, value in inputs.items())
 
     def expect(
         self, inputs: Mapping[str, Value], axes: Mapping[str, int], *, independent: bool
@@ -411,12 +441,12 @@ class Oracle:
         """Return the magnitude of the terms of a multi-affine operator, one per output."""
         terms = self._run(inputs, _absolute)
         finite: tuple[Tensor, ...] | None = None
-        if any(_has(value, _is_special) for value in inputs.values()):
+        if self._any(inputs, _is_special):
             finite = self._run(inputs, _without_specials)
         elif not all(bool(torch.isfinite(term).all()) for term in terms):
             finite = terms
         flushed: tuple[Tensor, ...] | None = None
-        if any(_has(value, _is_subnormal) for value in inputs.values()):
+        if self._any(inputs, _is_subnormal):
             flushed = self._run(inputs, _flushed)
         return [
             _Magnitude(term, None if finite is None else finite[i], None if flushed is None else term - flushed[i])

@@ -102,12 +102,12 @@ class Judge:
         self._num_cases = 0
         self._num_refused = 0
         self._num_repeats = 0
-        self._written: dict[tuple[int, ...], Case] = {}
+        self._large: dict[int, tuple[Case, str]] = {}
 
     def finish(self) -> Validation:
         """Return the outcome where every case passed; large inputs are compared with their pristine values now."""
-        for case in self._written.values():
-            failure = self._blame_writes(case, large=True)
+        for case, name in self._large.values():
+            failure = self._blame_write(case, name)
             if failure is not None:
                 return failure
         return Validation(Status.PASSED, "", self._correctness(), self._num_refused)
@@ -117,9 +117,16 @@ class Judge:
         if self._refuses(case):
             self._num_refused += 1
             return None
-        self._written[tuple(map(id, case.placed.values()))] = case
         failure = self._run(case)
-        return self._blame_writes(case, large=failure is not None) or failure
+        in_place = {argument.alias for argument in self._spec.outputs}
+        for index, (name, value) in enumerate(case.inputs.items()):
+            if index in in_place or not isinstance(value, Tensor):
+                continue
+            if failure is None and value.nbytes > SMALL_BYTES:
+                self._large[id(case.placed[name])] = case, name
+            else:
+                failure = self._blame_write(case, name) or failure
+        return failure
 
     def _run(self, case: Case) -> Validation | None:
         outputs = self._outputs(case)
@@ -206,16 +213,14 @@ class Judge:
             self._deterministic = False
         return failure
 
-    def _blame_writes(self, case: Case, *, large: bool) -> Validation | None:
-        """Return the failure of a kernel that wrote into an input; of large inputs only where ``large``."""
-        in_place = {argument.alias for argument in self._spec.outputs}
-        for index, (name, item) in enumerate(case.placed.items()):
-            value = case.inputs[name]
-            if index in in_place or not isinstance(item, Buffer) or not isinstance(value, Tensor):
-                continue
-            if (large or value.nbytes <= SMALL_BYTES) and not same_bits(item.tensor, value):
-                return self._failure(case, f"input {name}: must stay unchanged, got other values after the call")
-        return None
+    def _blame_write(self, case: Case, name: str) -> Validation | None:
+        """Return the failure of a kernel that wrote into input ``name``."""
+        value, item = case.inputs[name], case.placed[name]
+        assert isinstance(value, Tensor)
+        assert isinstance(item, Buffer)
+        if same_bits(item.tensor, value):
+            return None
+        return self._failure(case, f"input {name}: must stay unchanged, got other values after the call")
 
     def _compare(self, case: Case, outputs: Sequence[Tensor]) -> Validation | None:
         agreement = check.compare(self._definition, case.axes, outputs, case.expected)

@@ -30,7 +30,7 @@ from fibc.rpc import Channel, ChannelClosedError
 from fibc.schema import codec
 from fibc.schema.evaluation import Status
 from fibc.schema.feature import Point
-from fibc.validation import Case, place
+from fibc.validation import SMALL_BYTES, Case, place
 from fibc.worker import FailedError, Worker, load_text, main
 
 HEAVY_TERMS = 1 << 33
@@ -167,21 +167,26 @@ class Zygote(Worker):
 
     def _drafts(self, points: Sequence[Point], low: Point, *, full: bool) -> Iterator[_Draft]:
         """Yield calls without oracles: dense at every point; adversarial and otherwise laid out at ``low``."""
+        at_low = self._make(low)
         for point in points:
-            yield self._draft("dense", point, self._make(point), independent=self._is_random(point))
-        n = check.reduction_length(self._definition, dict(low.axes), multi_affine=True)
-        sizes = (self._definition.shape_of(spec, dict(low.axes)) for spec in self._definition.outputs.values())
-        num_elems = sum(math.prod(shape or ()) for shape in sizes)
-        light = n * num_elems < HEAVY_TERMS
-        if not light and not full:
-            return
-        workload = self._workloads.get(low.workload)
-        for name, values in inputs.adversarial(self._definition, dict(low.axes), self._setup.seed, workload):
-            if (full and light) or name in TRIAL_CASES:
-                yield self._draft(name, low, values)
+            if point == low or full or not self._is_heavy(point):
+                values = at_low if point == low else self._make(point)
+                yield self._draft("dense", point, values, independent=self._is_random(point))
+        light = not self._is_heavy(low)
+        if light or full:
+            workload = self._workloads.get(low.workload)
+            for name, values in inputs.adversarial(self._definition, dict(low.axes), self._setup.seed, workload):
+                if (full and light) or name in TRIAL_CASES:
+                    yield self._draft(name, low, values)
         if light:
             for layout in buffers.LAYOUTS if full else TRIAL_LAYOUTS:
-                yield self._draft("dense", low, self._make(low), layout=layout, independent=self._is_random(low))
+                yield self._draft("dense", low, at_low, layout=layout, independent=self._is_random(low))
+
+    def _is_heavy(self, point: Point) -> bool:
+        axes = dict(point.axes)
+        n = check.reduction_length(self._definition, axes, multi_affine=True)
+        shapes = (self._definition.shape_of(spec, axes) for spec in self._definition.outputs.values())
+        return n * sum(math.prod(shape or ()) for shape in shapes) >= HEAVY_TERMS
 
     def _is_random(self, point: Point) -> bool:
         """Return whether every floating-point input at ``point`` comes from the seed."""
@@ -191,24 +196,28 @@ class Zygote(Worker):
     def _draft(
         self, name: str, point: Point, values: Mapping[str, Value], *, layout: str = "", independent: bool = False
     ) -> _Draft:
-        """Place values in guarded buffers; weights that several cases share are placed once."""
+        """Place values in guarded buffers."""
         residency = inputs.residency(self._definition)
         make = buffers.LAYOUTS.get(layout, buffers.contiguous)
         pristine: dict[str, Value] = {}
         placed: dict[str, Buffer | Value] = {}
         for key, value in values.items():
-            if residency[key] == "hot" or not isinstance(value, Tensor):
-                pristine[key] = value
-                placed |= place({key: value}, make)
-                continue
-            if key not in self._weights:
-                self._weights[key] = value, place({key: value})[key]
-            known, buffer = self._weights[key]
-            same = torch.equal(value, known)
-            pristine[key] = known if same else value
-            placed[key] = buffer if same and not layout else place({key: value}, make)[key]
+            pristine[key] = value
+            large = isinstance(value, Tensor) and residency[key] == "cold" and value.nbytes > SMALL_BYTES
+            placed |= self._share(key, value, pristine) if large else place({key: value}, make)
         label = ", ".join(filter(None, (name, layout)))
         return _Draft(label, point, layout, pristine, placed, independent, oracle=name)
+
+    def _share(self, name: str, value: Value, pristine: dict[str, Value]) -> dict[str, Buffer | Value]:
+        """Return a large weight in a row-major buffer, and make it the pristine one: the same for all equal ones."""
+        assert isinstance(value, Tensor)
+        if name not in self._weights:
+            self._weights[name] = value, place({name: value})[name]
+        known, buffer = self._weights[name]
+        if value is not known and not torch.equal(value, known):
+            return place({name: value})
+        pristine[name] = known
+        return {name: buffer}
 
     def _with_oracles(self, name: str, drafts: Sequence[_Draft], timeout_s: float) -> list[dict[str, Any]]:
         """Run reference and native in a child; keep the cases with the oracles that it wrote."""
