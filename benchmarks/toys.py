@@ -127,7 +127,7 @@ def validity() -> CpuValidity:
     return environment.detect().cpu_validity()
 
 
-def gemm_table() -> DispatchTable:
+def gemm_table(held: CpuValidity | None = None) -> DispatchTable:
     """Return a table of two serving variants, one that declines, and a cell that stays native."""
     rows = (("plain", 1, 4), ("parallel", 5, 64), ("declines", 65, 128))
     contiguous = TensorGuard("contiguous", 4)
@@ -140,7 +140,7 @@ def gemm_table() -> DispatchTable:
     symbols = [variant.symbol for variant in variants]
     native = Decision(Cell(((129, 256),)), Verdict.KEEP_NATIVE, "", (_COMPARISON,), (), "slower than native")
     return replace(
-        _table(GEMM_SPEC, GEMM_NATIVE, "torch.matmul(A, B.T)"),
+        _table(GEMM_SPEC, GEMM_NATIVE, "torch.matmul(A, B.T)", held),
         features=(Feature("M", None, (4, 64, 128, 256)),),
         variants=variants,
         rows=(*(_row(first, last, variants[symbols.index(f"fibc_toy_{name}")]) for name, first, last in rows), native),
@@ -151,12 +151,12 @@ def gemm_table() -> DispatchTable:
     )
 
 
-def update_table() -> DispatchTable:
+def update_table(held: CpuValidity | None = None) -> DispatchTable:
     """Return a table with an output in place, a Python number, a 0-d tensor and an optional argument."""
     rows = TensorGuard("rows")
     variant = _variant("fibc_toy_update", Guards((rows, rows, rows, rows, rows), (rows, rows)))
     return replace(
-        _table(UPDATE_SPEC, UPDATE_NATIVE, "eager"),
+        _table(UPDATE_SPEC, UPDATE_NATIVE, "eager", held),
         features=(Feature("M", None, (64,)), Feature("H", "M", (1024,))),
         variants=(variant,),
         rows=(Decision(Cell(((1, 64), (1, 1024))), Verdict.REPLACE, variant.candidate.digest, (), (), "shown"),),
@@ -164,12 +164,12 @@ def update_table() -> DispatchTable:
     )
 
 
-def stub_table() -> DispatchTable:
+def stub_table(held: CpuValidity | None = None) -> DispatchTable:
     """Return a table whose variant does nothing for up to 64 rows."""
     guard = TensorGuard("contiguous", 16)
     variant = _variant("fibc_toy_nothing", Guards((guard, guard, guard), (guard,)))
     return replace(
-        _table(STUB_SPEC, STUB_NATIVE, "nothing"),
+        _table(STUB_SPEC, STUB_NATIVE, "nothing", held),
         features=(Feature("M", None, (64,)),),
         variants=(variant,),
         rows=(_row(1, 64, variant),),
@@ -201,7 +201,7 @@ def _row(first: int, last: int, variant: Variant) -> Decision:
     return Decision(Cell(((first, last),)), Verdict.REPLACE, variant.candidate.digest, (), (_COMPARISON,), "shown")
 
 
-def _table(spec: CallSpec, native: str, name: str) -> DispatchTable:
+def _table(spec: CallSpec, native: str, name: str, held: CpuValidity | None) -> DispatchTable:
     return DispatchTable(
         definition=spec.definition,
         definition_digest=digest_text(spec.definition),
@@ -213,7 +213,7 @@ def _table(spec: CallSpec, native: str, name: str) -> DispatchTable:
         variants=(),
         rows=(),
         regions=(),
-        validity=validity(),
+        validity=held or validity(),
         target="cpu:avx2",
         environment={"torch": "any"},
         alpha=0.05,

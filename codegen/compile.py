@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import sysconfig
@@ -10,7 +11,6 @@ from functools import cache
 from pathlib import Path
 
 import pybind11
-import torch
 
 import fibc
 from fibc import isolation, toolchain
@@ -133,7 +133,10 @@ def _entry_includes() -> tuple[Path, Path, Path]:
             f"Python.h: not found in {python} (install Python's headers, "
             f"for example: apt-get install python{version}-dev)"
         )
-    return python, Path(pybind11.get_include()), Path(torch.__file__).parent / "include"
+    torch = importlib.util.find_spec("torch")  # importing it takes a second
+    assert torch is not None
+    assert torch.origin is not None
+    return python, Path(pybind11.get_include()), Path(torch.origin).parent / "include"
 
 
 def _flags_digest() -> tuple[str, ...]:

@@ -194,8 +194,8 @@ def test_cpp_and_oracle_decide_alike(probe: Probe, call: tuple[DispatchTable, li
 )  # fmt: skip
 def test_the_made_up_calls_reach_every_reason(reason: str) -> None:
     quick = settings(max_examples=3000, phases=[Phase.generate], database=None)
-    found = find(calls(), lambda call: oracle.choose(*call, HERE).reason == reason, settings=quick)
-    assert oracle.choose(*found, HERE).reason == reason
+    found = find(calls(), lambda call: oracle.choose(call[0], call[1], HERE).reason == reason, settings=quick)
+    assert oracle.choose(found[0], found[1], HERE).reason == reason
 
 
 @pytest.mark.parametrize(
