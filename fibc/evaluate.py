@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Protocol, Self
@@ -199,6 +199,7 @@ class Outcome:
 class _ArmPlan:
     """An arm with what a worker needs to bind it; ``artifact`` is None for native."""
 
+    candidate: str
     point: Point
     artifact: Artifact | None
     deterministic: bool
@@ -209,6 +210,10 @@ class Evaluator:
 
     Candidates are judged and timed in children: whatever one does costs that candidate only. One that dies is tried
     once more in a clean process before it is blamed. One thread drives parent and children.
+
+    Attributes:
+        late_failures: Candidates whose output was another one after it had been timed, by digest: they fail every later
+            validation, and every later bench when it first times them.
     """
 
     def __init__(
@@ -250,6 +255,7 @@ class Evaluator:
         self._inner: dict[Point, int] = {}
         self._deterministic: dict[str, bool] = {}
         self._native_problems: dict[str, None] = {}
+        self.late_failures: dict[str, Outcome] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -306,29 +312,32 @@ class Evaluator:
             EvaluationError: If native fails, or no worker starts.
         """
         self._prepare_trial(key)
-        plan = _ArmPlan(key.points[key.screen_point], artifact, True)
+        plan = _ArmPlan(candidate.digest, key.points[key.screen_point], artifact, True)
         outcome, child = self._validated(plan, "trial")
         if child is None:
             yield Trial(outcome.status, outcome.log, outcome.correctness)
             return
-        deterministic = outcome.correctness is None or outcome.correctness.deterministic
-        self._deterministic[candidate.digest] = deterministic
-        bench = _ProcessBench(self, [_ArmPlan(plan.point, artifact, deterministic)], fresh_process=False)
-        session = _ProcessSession(bench, self._setup.seed, child)
-        try:
+        bench = _ProcessBench(self, [self._judged(plan, outcome)], fresh_process=False)
+        with _ProcessSession(bench, self._setup.seed, child) as session:
             yield Trial(outcome.status, outcome.log, outcome.correctness, session)
-        finally:
-            session.close()
 
     def validate(self, candidate: Candidate, artifact: Artifact, key: FeatureKey) -> Outcome:
         """Validate a finalist: every point of the key, every adversarial input and layout at its smallest one."""
         self._prepare("full", key.points, full=True)
-        outcome, child = self._validated(_ArmPlan(key.points[0], artifact, True), "full")
-        if child is not None:
-            child.close()
-        if outcome.correctness is not None:
-            self._deterministic[candidate.digest] = outcome.correctness.deterministic
-        return outcome
+        plan = _ArmPlan(candidate.digest, key.points[0], artifact, True)
+        outcome, child = self._validated(plan, "full")
+        if child is None:
+            return outcome
+        child.close()
+        self._judged(plan, outcome)
+        late = self.late_failures.get(candidate.digest)
+        return outcome if late is None else Outcome(late.status, late.log, outcome.correctness)
+
+    def _judged(self, plan: _ArmPlan, outcome: Outcome) -> _ArmPlan:
+        """Return the plan with what its validation showed, and remember that for later benches."""
+        assert outcome.correctness is not None
+        self._deterministic[plan.candidate] = outcome.correctness.deterministic
+        return replace(plan, deterministic=outcome.correctness.deterministic)
 
     def _validated(self, plan: _ArmPlan, cases: str) -> tuple[Outcome, Child | None]:
         """Return the outcome, and the child that still holds the candidate where it passed."""
@@ -374,13 +383,19 @@ class Evaluator:
         points = {str(key): key.points for key in keys}
         plans = [
             _ArmPlan(
+                arm.candidate,
                 points[arm.key][arm.point],
                 None if arm.candidate == NATIVE else artifacts[arm.candidate],
                 self._deterministic.get(arm.candidate, arm.candidate != NATIVE),
             )
             for arm in arms
         ]
-        return _ProcessBench(self, plans, fresh_process=fresh_process)
+        late = {
+            index: ArmFailed(index, failure.status, failure.log)
+            for index, failure in enumerate(self.late_failures.get(arm.candidate) for arm in arms)
+            if failure is not None
+        }
+        return _ProcessBench(self, plans, fresh_process=fresh_process, failed=late)
 
     def aa_bench(self, keys: Sequence[FeatureKey], num: int) -> tuple[Bench, tuple[Arm, ...]]:
         """Return a bench of ``num`` arms of native against native at screening points of ``keys``, and the arms."""
@@ -548,6 +563,12 @@ class _ProcessBench:
     failed: dict[int, ArmFailed] = field(default_factory=dict)
     pardoned: set[int] = field(default_factory=set)
 
+    def fail(self, arm: int, status: Status, log: str, *, late: bool = False) -> None:
+        """Have every later pair of the arm raise; a ``late`` failure goes with the candidate beyond this bench."""
+        self.failed[arm] = ArmFailed(arm, status, log)
+        if late:
+            self.evaluator.late_failures[self.plans[arm].candidate] = Outcome(status, log, None)
+
     def session(self, seed: int) -> AbstractContextManager[Session]:
         return _ProcessSession(self, seed, None)
 
@@ -587,7 +608,7 @@ class _ProcessSession:
                 if _may_be_bad_luck(error) and candidate not in bench.pardoned:
                     bench.pardoned.add(candidate)
                 else:
-                    bench.failed[candidate] = ArmFailed(candidate, error.status, error.log)
+                    bench.fail(candidate, error.status, error.log)
             else:
                 evaluator.keep_inner(plan.point, inner)
                 return native_s, candidate_s
@@ -610,10 +631,10 @@ class _ProcessSession:
         try:
             message = child.call("recheck", self._bench.evaluator.timeout_s, arm=arm)
         except ChildFailedError as error:
-            self._bench.failed[arm] = ArmFailed(arm, error.status, error.log)
+            self._bench.fail(arm, error.status, error.log, late=True)
         else:
             if message is not None:
-                self._bench.failed[arm] = ArmFailed(arm, Status.INCORRECT_NUMERICAL, message)
+                self._bench.fail(arm, Status.INCORRECT_NUMERICAL, message, late=True)
 
     def __enter__(self) -> Session:
         return self

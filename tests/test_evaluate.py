@@ -196,14 +196,16 @@ def test_a_session_goes_on_after_an_arm_has_died(shared: Evaluator, library: Pat
 
 
 def test_an_output_that_changed_while_it_was_timed_fails_its_arm(shared: Evaluator, library: Path) -> None:
-    bench = shared.bench(
-        [Arm(str(KEY), 1, "wrong_later")], {"wrong_later": artifact(library, "wrong_later")}, [KEY], fresh_process=False
-    )
+    built = artifact(library, "wrong_later")
+    bench = shared.bench([Arm(str(KEY), 1, "wrong_later")], {"wrong_later": built}, [KEY], fresh_process=False)
     with bench.session(5) as session:
         for _ in range(4):
             session.pair(0, True)
-    with bench.session(6) as session, pytest.raises(ArmFailed, match="must be as before it was timed"):
-        session.pair(0, True)
+    again = shared.bench([Arm(str(KEY), 0, "wrong_later")], {"wrong_later": built}, [KEY], fresh_process=False)
+    for later in (bench, again):
+        with later.session(6) as session, pytest.raises(ArmFailed, match="must be as before it was timed"):
+            session.pair(0, True)
+    assert set(shared.late_failures) == {"wrong_later"}
 
 
 def test_exec_sessions_hold_all_arms_and_native_beside_itself(shared: Evaluator, library: Path) -> None:
