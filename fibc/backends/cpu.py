@@ -80,8 +80,18 @@ class CpuBackend:
         self._cache = cache
         roots = (BUILTIN_TEMPLATES, *templates_dirs)
         self._templates = {template.name: template for template in load_templates(roots)}
+        self._headers = _headers_digest()
         self._renderer = Renderer(roots)
         self._rendered: dict[tuple[str, str, tuple[tuple[str, ConfigValue], ...]], _Rendered] = {}
+
+    def fingerprint(self, definition: Definition) -> str:
+        served = [
+            template for template in self._templates.values() if isinstance(self._match(template, definition), Match)
+        ]
+        parts = [
+            [template.name, repr(template), self._renderer.source(template.name + SOURCE_SUFFIX)] for template in served
+        ]
+        return digest_json([str(self.target), self._build_digest, parts])
 
     def spaces(self, definition: Definition, key: FeatureKey) -> tuple[tuple[Space, ...], tuple[Mismatch, ...]]:
         spaces: list[Space] = []
@@ -94,7 +104,8 @@ class CpuBackend:
             names = self._constants(template, definition, found)
             names[SIZE_NAME] = key.cell.bounds[0][1] if key.cell.bounds else 1
             tunables = tuple(Tunable(name, choices) for name, choices in template.tunables.items())
-            spaces.append(Space(template.name, tunables, template.laws(), names))
+            text = digest_json([template.digest, self._headers])
+            spaces.append(Space(template.name, tunables, template.laws(), names, text))
         return tuple(spaces), tuple(mismatches)
 
     def candidate(self, definition: Definition, template: str, config: Mapping[str, ConfigValue]) -> Candidate:
@@ -147,24 +158,20 @@ class CpuBackend:
     @cached_property
     def _build_digest(self) -> str:
         """Digest of everything but the source that a binary follows from."""
-        headers: list[tuple[str, str]] = []
-        for name in KERNEL_HEADERS:
-            path = INCLUDE / name
-            for file in sorted(path.glob("*.h")) if path.is_dir() else [path]:
-                headers.append((file.name, digest_text(file.read_bytes())))
         flags = [*COMPILE_FLAGS, *compiler_flags(self.target.arch)]
-        return digest_json([self._toolchain.digest, flags, headers])
+        return digest_json([self._toolchain.digest, flags, self._headers])
 
     def _match(self, template: Template, definition: Definition) -> Match | str:
         if self.target.arch == BELOW_ALL_LEVELS or ISA_NAMES.index(self.target.arch) < ISA_NAMES.index(template.needs):
             return f"needs ISA level {template.needs}, the target is {self.target}"
         return match(template, definition)
 
-    def _constants(self, template: Template, definition: Definition, found: Match) -> dict[str, int]:
+    def _constants(self, template: Template, definition: Definition, found: Match) -> dict[str, ConfigValue]:
         """Return the values of the names that constraints may use, all but ``size``."""
         level = isa_level(self.target.arch)
         return {
             **{axis: definition.const_axes[found.axes[axis]] for axis in template.const_axes},
+            **found.dtypes,
             **{f"{variable}_bytes": DTYPE_BITS[dtype] // 8 for variable, dtype in found.dtypes.items()},
             "lanes": level.lanes,
             "vector_registers": level.vector_registers,
@@ -200,6 +207,12 @@ class CpuBackend:
             source = banner + body
             self._rendered[key] = _Rendered(source, digest_text(source, self._build_digest))
         return self._rendered[key]
+
+
+def _headers_digest() -> str:
+    files = (INCLUDE / name for name in KERNEL_HEADERS)
+    headers = [file for path in files for file in (sorted(path.glob("*.h")) if path.is_dir() else [path])]
+    return digest_json([[file.name, digest_text(file.read_bytes())] for file in headers])
 
 
 def _guards(template: Template, found: Match) -> Guards:

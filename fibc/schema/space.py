@@ -32,13 +32,14 @@ class Space:
         template: Name of the template, ``gemm/matvec``.
         tunables: In the template's order.
         constraints: All must hold, checked before a build.
-        constants: Names that constraints may use beside tunables: constant axes by role (``N``), dtype sizes in bytes,
-            ``size`` (the key's upper end, in elements of its first feature).
+        constants: Names that constraints may use beside tunables: constant axes by role (``N``), dtypes by their
+            variable (``T``) with their sizes in bytes (``T_bytes``), ``size`` (the key's upper end, in elements of its
+            first feature), and facts of the target.
         source_digest: Of the template's text: trials of another text are of another study.
     """
 
     template: str
     tunables: tuple[Tunable, ...]
     constraints: tuple[Constraint, ...]
-    constants: Mapping[str, int]
+    constants: Mapping[str, ConfigValue]
     source_digest: str = ""

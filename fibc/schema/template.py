@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from fibc.errors import SchemaError
 from fibc.schema.candidate import ConfigValue
 from fibc.schema.definition import DTYPE_BITS
+from fibc.schema.digest import digest_text
 from fibc.schema.expression import parse
 from fibc.schema.isa import ISA_NAMES
 from fibc.schema.problems import describe, shown
@@ -73,6 +74,7 @@ class Template(_Table):
 
     Attributes:
         name: ``gemm/matvec``: its path below the root that holds it; not a key of the file.
+        digest: Of both files; not a key of the file either.
         summary: A sentence for people.
         source: Where the code comes from, with its license where it is not fibc's own.
         op_types: Op types that it may serve; matching shapes does the rest, and validation is the judge.
@@ -82,11 +84,13 @@ class Template(_Table):
         dtypes: Dtype variables, each with the dtypes that it stands for.
         constants: Numbers that the definition's reference must state: ``eps``.
         tunables: Choices; the first of each is the default.
-        constraints: Laws between tunables, constant axes, ``<variable>_bytes``, ``size`` and ``TARGET_NAMES``.
+        constraints: Laws between tunables, constant axes, dtype variables, their ``<variable>_bytes``, ``size`` and
+            ``TARGET_NAMES``.
         max_offset_elems: Largest offset that the code computes.
     """
 
     name: str
+    digest: str
     summary: str
     source: str
     op_types: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -110,7 +114,7 @@ class Template(_Table):
     def names(self) -> frozenset[str]:
         """Names that a constraint may use."""
         sizes = (f"{variable}_bytes" for variable in self.dtypes)
-        return frozenset({*self.tunables, *self.const_axes, *sizes, SIZE_NAME, *TARGET_NAMES})
+        return frozenset({*self.tunables, *self.const_axes, *self.dtypes, *sizes, SIZE_NAME, *TARGET_NAMES})
 
     def laws(self) -> tuple[Constraint, ...]:
         """Return the constraints as a space holds them."""
@@ -155,18 +159,21 @@ def load_template(path: Path, root: Path) -> Template:
         SchemaError: With every problem of the file, each ``path: where: law, got``.
     """
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_bytes()
+        data = tomllib.loads(text.decode())
     except OSError as error:
         raise SchemaError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SchemaError(f"{path}: must be TOML in UTF-8: {error}") from error
-    problems = []
-    if "name" in data:
-        problems.append("name: must be absent, it follows from the file's place")
-    if not _source_path(path).is_file():
-        problems.append(f"source text {_source_path(path).name}: must be beside it")
+    problems = [f"{name}: must be absent, it follows from the file" for name in ("name", "digest") if name in data]
+    source = path.with_name(path.stem + SOURCE_SUFFIX)
     try:
-        template = Template(**{**data, "name": path.relative_to(root).with_suffix("").as_posix()})
+        digest = digest_text(text, source.read_bytes())
+    except OSError as error:
+        problems.append(f"{source.name}: must be beside it, got: {error.strerror or error}")
+        digest = ""
+    try:
+        template = Template(**{**data, "name": path.relative_to(root).with_suffix("").as_posix(), "digest": digest})
     except ValidationError as error:
         problems += describe(error)
     else:
@@ -202,7 +209,3 @@ def load_templates(roots: tuple[Path, ...]) -> tuple[Template, ...]:
     if problems:
         raise SchemaError(problems)
     return tuple(templates[name] for name in sorted(templates))
-
-
-def _source_path(path: Path) -> Path:
-    return path.with_name(path.stem + SOURCE_SUFFIX)
