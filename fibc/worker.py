@@ -39,10 +39,10 @@ from fibc.schema.workload import read_workload
 from fibc.timing import Harness, NativeFailedError, Side, Timer
 from fibc.validation import Case, Judge, Kernel
 
-MALLOC_TUNABLES = "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=8589934592"
+MALLOC_TUNABLES = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=8589934592"
 """GLIBC_TUNABLES of every worker. By default glibc gives a large temporary back to the kernel on every free, and the
-page faults of the next allocation are timed instead of the kernel. 32 MiB is the largest threshold that glibc takes on
-64 bits (half of an arena's heap); larger outputs are mapped on every call, on both sides alike."""
+page faults of the next allocation are timed instead of the kernel. No mapping at all is the raised threshold that every
+glibc accepts: before 2.35 mmap_threshold itself stops at 32 MiB, half of an arena's heap."""
 
 LOG_BYTES = 64 << 20
 """A worker that writes more into its log is killed (SIGXFSZ)."""

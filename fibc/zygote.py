@@ -34,11 +34,14 @@ from fibc.validation import SMALL_BYTES, Case, place
 from fibc.worker import FailedError, Worker, load_text, main
 
 HEAVY_TERMS = 1 << 33
-"""Output elements times reduction length from which a case is heavy: about 0.2 s for a float32 oracle on two cores."""
+"""Output elements times reduction length from which a point is heavy: about 0.2 s for a float32 oracle on two cores."""
+
+TERMS_OF_AN_ELEMENT = 1024
+"""Least reduction length in that product: an element costs the comparison as much, whatever the operator."""
 
 TRIAL_CASES = ("one_hot_row", "nan")
-"""Adversarial cases of a trial, and of heavy points: they leave weights alone, so that oracles share upcast copies. A
-finalist's validation runs all cases where they are light."""
+"""Adversarial cases of a light trial, and of a heavy finalist; a light finalist's validation runs all of them. These
+two leave weights alone, so that oracles share their upcast copies."""
 
 TRIAL_LAYOUTS = ("row-sliced",)
 """Layouts of a trial: the one that a variant is most likely to take and to get wrong."""
@@ -166,7 +169,10 @@ class Zygote(Worker):
         return status
 
     def _drafts(self, points: Sequence[Point], low: Point, *, full: bool) -> Iterator[_Draft]:
-        """Yield calls without oracles: dense at every point; adversarial and otherwise laid out at ``low``."""
+        """Yield calls without oracles: dense at every point; adversarial and otherwise laid out at ``low``.
+
+        A trial at a heavy point is one dense call at ``low``: finalists are looked at more closely.
+        """
         at_low = self._make(low)
         for point in points:
             if point == low or full or not self._is_heavy(point):
@@ -184,7 +190,7 @@ class Zygote(Worker):
 
     def _is_heavy(self, point: Point) -> bool:
         axes = dict(point.axes)
-        n = check.reduction_length(self._definition, axes, multi_affine=True)
+        n = max(TERMS_OF_AN_ELEMENT, check.reduction_length(self._definition, axes, multi_affine=True))
         shapes = (self._definition.shape_of(spec, axes) for spec in self._definition.outputs.values())
         return n * sum(math.prod(shape or ()) for shape in shapes) >= HEAVY_TERMS
 
