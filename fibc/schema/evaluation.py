@@ -65,6 +65,7 @@ class Evaluation:
         pairs: The first rung's paired rounds; empty unless it passed.
         environment: Digest of the environment.
         duration_s: Wall time of validation and timing.
+        timestamp: When, ISO 8601 in UTC.
     """
 
     candidate: str
@@ -75,6 +76,7 @@ class Evaluation:
     pairs: tuple[Pair, ...]
     environment: str
     duration_s: float
+    timestamp: str = ""
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,10 @@ class TuneOptions:
             ),
             ("--backends", self.backends, len(self.backends) > 0, "at least one name"),
         )
-        problems = [f"{name}: out of range, got {seen} (accepted: {accepted})" for name, seen, good, accepted in laws if not good]
+        problems = [
+            f"{name}: out of range, got {seen} (accepted: {accepted})"
+            for name, seen, good, accepted in laws
+            if not good
+        ]
         if problems:
             raise SchemaError(problems)
