@@ -39,9 +39,11 @@ HEAVY_TERMS = 1 << 33
 TERMS_OF_AN_ELEMENT = 1024
 """Least reduction length in that product: an element costs the comparison as much, whatever the operator."""
 
-TRIAL_CASES = ("one_hot_row", "nan")
-"""Adversarial cases of a light trial, and of a heavy finalist; a light finalist's validation runs all of them. These
-two leave weights alone, so that oracles share their upcast copies."""
+TRIAL_CASES = frozenset({"one_hot_row", "nan"})
+"""Adversarial cases of a trial: they leave weights alone, so that oracles share their upcast copies."""
+
+HEAVY_CASES = frozenset({"huge"})
+"""Adversarial cases of a finalist at a heavy point; at a light one it meets all of them."""
 
 TRIAL_LAYOUTS = ("row-sliced",)
 """Layouts of a trial: the one that a variant is most likely to take and to get wrong."""
@@ -180,13 +182,22 @@ class Zygote(Worker):
                 yield self._draft("dense", point, values, independent=self._is_random(point))
         light = not self._is_heavy(low)
         if light or full:
-            workload = self._workloads.get(low.workload)
-            for name, values in inputs.adversarial(self._definition, dict(low.axes), self._setup.seed, workload):
-                if (full and light) or name in TRIAL_CASES:
-                    yield self._draft(name, low, values)
+            wanted = None if full and light else TRIAL_CASES if light else HEAVY_CASES
+            yield from self._adversarial(low, wanted)
         if light:
             for layout in buffers.LAYOUTS if full else TRIAL_LAYOUTS:
                 yield self._draft("dense", low, at_low, layout=layout, independent=self._is_random(low))
+
+    def _adversarial(self, low: Point, wanted: frozenset[str] | None) -> Iterator[_Draft]:
+        """Yield the adversarial calls ``wanted``, all where it is None."""
+        left = set(wanted or ())
+        workload = self._workloads.get(low.workload)
+        for name, values in inputs.adversarial(self._definition, dict(low.axes), self._setup.seed, workload):
+            if wanted is None or name in wanted:
+                yield self._draft(name, low, values)
+                left.discard(name)
+                if wanted is not None and not left:
+                    return  # the next ones cost as much to make as to run
 
     def _is_heavy(self, point: Point) -> bool:
         axes = dict(point.axes)
