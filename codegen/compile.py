@@ -62,7 +62,7 @@ def compile_entry(name: str, cache: Cache) -> Path:
         BuildError: If it does not compile.
         ToolchainError: If the compiler or Python's headers are missing.
     """
-    includes = _entry_includes()
+    includes = entry_includes()
     source = INCLUDE / "fibc" / "entry" / f"{name}.cpp"
     digest = digest_text(
         source.read_bytes(),
@@ -124,7 +124,7 @@ def _run(command: Sequence[str | Path], what: str) -> None:
         raise BuildError(f"{what}: {command[0]} ended with {done.returncode}:\n{done.stderr_tail.strip()}")
 
 
-def _entry_includes() -> tuple[Path, Path, Path]:
+def entry_includes() -> tuple[Path, Path, Path]:
     """Return the directories of Python.h, pybind11 and ATen/dlpack.h."""
     python = Path(sysconfig.get_path("include"))
     if not (python / "Python.h").is_file():

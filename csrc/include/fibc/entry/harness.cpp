@@ -177,6 +177,13 @@ py::object bind(const std::string& library, const std::string& symbol, const py:
   return py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(candidate));
 }
 
+// What a call itself costs: takes anything, returns None.
+PyObject* nothing(PyObject*, PyObject* const*, Py_ssize_t, PyObject*) { Py_RETURN_NONE; }
+
+PyMethodDef functions[] = {{"nothing", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(nothing)),
+                            METH_FASTCALL | METH_KEYWORDS, "nothing(*arguments): return None, for a baseline."},
+                           {nullptr, nullptr, 0, nullptr}};
+
 // Seconds per call of `inner` calls, the i-th with calls[(start + i) % len(calls)]; results are dropped as they come.
 double time_calls(const py::object& function, const py::list& calls, std::size_t start, std::size_t inner) {
   if (calls.empty() || inner == 0) throw py::value_error("time_calls: needs at least one call and inner >= 1");
@@ -218,6 +225,7 @@ PYBIND11_MODULE(_harness, m) {
   fibc::start_parallel(fibc::OpenMp::find(fibc::adapter->library()));
   fibc::candidate_type = fibc::make_type();
   if (fibc::candidate_type == nullptr) throw py::error_already_set();
+  if (PyModule_AddFunctions(m.ptr(), fibc::functions) != 0) throw py::error_already_set();
   m.def("bind", &fibc::bind, py::arg("library_path"), py::arg("symbol"), py::arg("spec"));
   m.def("time_calls", &fibc::time_calls, py::arg("callable"), py::arg("calls"), py::arg("start"), py::arg("inner"));
   m.def(

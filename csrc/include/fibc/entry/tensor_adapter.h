@@ -21,6 +21,9 @@ class TensorAdapter {
     const Ref torch = Ref::borrow(module);
     tensor_type_ = torch.attribute("Tensor");
     parameter_type_ = torch.attribute("nn").attribute("Parameter");
+    is_neg_ = tensor_type_.attribute("is_neg");
+    is_inference_ = tensor_type_.attribute("is_inference");
+    requires_grad_ = Ref(PyUnicode_InternFromString("requires_grad"));
     is_grad_enabled_ = torch.attribute("is_grad_enabled");
     is_inference_mode_enabled_ = torch.attribute("is_inference_mode_enabled");
     get_num_threads_ = torch.attribute("get_num_threads");
@@ -35,8 +38,9 @@ class TensorAdapter {
     fast_ = abi_.start(library_) && library_.find(wrap_, "_Z16THPVariable_WrapRKN2at10TensorBaseE") &&
             find_handle_offset(torch);
     PyErr_Clear();
-    return exchange_.start(tensor_type_) && parameter_type_ && is_grad_enabled_ && is_inference_mode_enabled_ &&
-           get_num_threads_ && num_dispatch_modes_ && increment_version_ && forward_ad_names_ && current_level_;
+    return exchange_.start(tensor_type_) && parameter_type_ && is_neg_ && is_inference_ && requires_grad_ &&
+           is_grad_enabled_ && is_inference_mode_enabled_ && get_num_threads_ && num_dispatch_modes_ &&
+           increment_version_ && forward_ad_names_ && current_level_;
   }
 
   // Whether torch's C interface answers; `use_abi(false)` gives it up, as with a torch that lacks it.
@@ -69,11 +73,11 @@ class TensorAdapter {
   }
 
   [[nodiscard]] bool requires_grad(PyObject* tensor) const noexcept {
-    return fast_ ? abi_.requires_grad(handle(tensor)) : is_true(Ref::borrow(tensor).attribute("requires_grad"));
+    return fast_ ? abi_.requires_grad(handle(tensor)) : is_true(Ref(PyObject_GetAttr(tensor, requires_grad_.get())));
   }
 
   [[nodiscard]] bool is_neg(PyObject* tensor) const noexcept {
-    return fast_ ? abi_.is_neg(handle(tensor)) : is_true(Ref(PyObject_CallMethod(tensor, "is_neg", nullptr)));
+    return fast_ ? abi_.is_neg(handle(tensor)) : is_true(Ref(PyObject_CallOneArg(is_neg_.get(), tensor)));
   }
 
   // False where torch would refuse to write: an inference tensor outside inference mode.
@@ -126,7 +130,7 @@ class TensorAdapter {
   }
 
   [[nodiscard]] bool is_inference(PyObject* tensor) const noexcept {
-    return fast_ ? abi_.is_inference(handle(tensor)) : is_true(Ref(PyObject_CallMethod(tensor, "is_inference", nullptr)));
+    return fast_ ? abi_.is_inference(handle(tensor)) : is_true(Ref(PyObject_CallOneArg(is_inference_.get(), tensor)));
   }
 
   [[nodiscard]] TensorHandle handle(PyObject* tensor) const noexcept {
@@ -165,6 +169,9 @@ class TensorAdapter {
   bool fast_ = false;
   Ref tensor_type_;
   Ref parameter_type_;
+  Ref is_neg_;
+  Ref is_inference_;
+  Ref requires_grad_;  // the attribute's name
   Ref is_grad_enabled_;
   Ref is_inference_mode_enabled_;
   Ref get_num_threads_;
