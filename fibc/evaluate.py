@@ -38,6 +38,9 @@ DATA_FRACTION = 0.25
 KEEP_FRACTION = 0.125
 """Parts of the memory: what a candidate may allocate, and what inputs of several points may take at once."""
 
+DATA_BYTES = 32 << 30
+"""The most that a candidate may allocate on a machine with more memory than it can ask for by mistake."""
+
 LOG_TAIL_BYTES = 8192
 
 
@@ -247,7 +250,7 @@ class Evaluator:
             num_threads=validity.num_threads,
             num_copies=inputs.num_copies(definition, validity.l3_bytes, ram_bytes),
             keep_bytes=int(ram_bytes * KEEP_FRACTION),
-            data_bytes=int(ram_bytes * DATA_FRACTION),
+            data_bytes=min(DATA_BYTES, int(ram_bytes * DATA_FRACTION)),
             seed=seed,
         )
         self._zygote: Child | None = None
