@@ -199,7 +199,7 @@ def test_an_output_that_changed_while_it_was_timed_fails_its_arm(shared: Evaluat
     built = artifact(library, "wrong_later")
     bench = shared.bench([Arm(str(KEY), 1, "wrong_later")], {"wrong_later": built}, [KEY], fresh_process=False)
     with bench.session(5) as session:
-        for _ in range(4):
+        for _ in range(110):  # at least a call each
             session.pair(0, True)
     again = shared.bench([Arm(str(KEY), 0, "wrong_later")], {"wrong_later": built}, [KEY], fresh_process=False)
     for later in (bench, again):
