@@ -144,8 +144,8 @@ def measure(case: Case, timing: ModuleType, module: ModuleType, rounds: int, inn
     random.Random(0).shuffle(order)
     with case.mode():
         before = module.stats()
-        for side in sides:
-            timing.time_calls(*side, 0, inner)  # warm
+        for function, calls in sides:
+            timing.time_calls(function, calls, 0, inner)  # warm
         after = module.stats()
         changed = dict(after["native"].items() - before["native"].items())
         went = "hit" if after["hits"] != before["hits"] else next(iter(changed), "nowhere")
@@ -153,8 +153,8 @@ def measure(case: Case, timing: ModuleType, module: ModuleType, rounds: int, inn
             raise RuntimeError(f"{case.name}: went {went}, expected {case.served}")
         for first in order:
             pair = [0.0, 0.0]
-            for side in (first, 1 - first):
-                pair[side] = timing.time_calls(*sides[side], 0, inner) * 1e9
+            for index in (first, 1 - first):
+                pair[index] = timing.time_calls(*sides[index], 0, inner) * 1e9
             samples.append((round(pair[0], 1), round(pair[1], 1)))
     dispatched, plain = (statistics.median(side) for side in zip(*samples, strict=True))
     added = statistics.median(pair[0] - pair[1] for pair in samples)

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import filelock
 import pytest
 import torch
 import toys
@@ -20,7 +21,8 @@ from fibc.schema.codec import encode
 
 @pytest.fixture(scope="module")
 def built(toy_packages: toys.Packages) -> ModuleType:
-    path = harness.build(toy_packages.cache)
+    with filelock.FileLock(toy_packages.out.parent / "harness.lock"):  # workers of one run share the build
+        path = harness.build(toy_packages.cache)
     assert harness.build(toy_packages.cache) == path
     spec = importlib.util.spec_from_file_location(harness.MODULE, path)
     assert spec is not None

@@ -178,7 +178,7 @@ def calls(draw: st.DrawFn) -> tuple[DispatchTable, list[TensorFacts]]:
     return table, inputs
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(calls())
 def test_cpp_and_oracle_decide_alike(probe: Probe, call: tuple[DispatchTable, list[TensorFacts]]) -> None:
     table, inputs = call
