@@ -15,8 +15,8 @@ from fibc.errors import SchemaError
 
 def c_int(value: int) -> str:
     """Return ``value`` as a C++ integer literal that holds it."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"c_int: needs an int, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int):  # str() of an undefined name raises, and says so
+        raise TypeError(f"c_int: needs an int, got {value}")
     if not -(2**63) < value < 2**63:
         raise ValueError(f"c_int: needs a value of 64 bits, got {value}")
     return str(value) if abs(value) < 2**31 else f"{value}LL"
@@ -32,7 +32,7 @@ def c_float(value: float) -> str:
 def c_bool(value: bool) -> str:
     """Return ``value`` as ``true`` or ``false``."""
     if not isinstance(value, bool):
-        raise TypeError(f"c_bool: needs a bool, got {value!r}")
+        raise TypeError(f"c_bool: needs a bool, got {value}")
     return "true" if value else "false"
 
 

@@ -46,9 +46,9 @@ def match(template: Template, definition: Definition) -> Match | str:
     ):
         if len(roles) != len(specs):
             return f"serves {len(roles)} {kind}s ({', '.join(roles)}), the definition has {len(specs)}"
-    for name, output in definition.outputs.items():
-        if output.param is not None:
-            return f"writes fresh outputs, output {name} is written in place of {output.param}"
+    for name in definition.outputs:
+        if written := definition.alias_of(name):
+            return f"writes fresh outputs, output {name} is written in place of {written}"
     found: dict[str, float] = {}
     if "eps" in template.constants:
         eps = constants.epsilon(definition)

@@ -32,6 +32,8 @@ inline Vec zero() { return _mm512_setzero_ps(); }
 inline Vec broadcast(float value) { return _mm512_set1_ps(value); }
 inline Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
 inline Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
+// The second operand where one is NaN.
+inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 inline float sum(Vec a) { return _mm512_reduce_add_ps(a); }
 
@@ -76,6 +78,7 @@ inline Vec zero() { return _mm256_setzero_ps(); }
 inline Vec broadcast(float value) { return _mm256_set1_ps(value); }
 inline Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
 inline Vec mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
+inline Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 inline float sum(Vec a) {
   __m128 half = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
