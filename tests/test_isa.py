@@ -135,7 +135,7 @@ def test_templates_compile_without_a_warning_of_ours(isa: str, template: str, ca
     source = tmp_path / "kernel.cpp"
     source.write_text(_build(isa, template, cache).source)
     warnings = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror", "-fsyntax-only"]
-    command = [found.cxx, *COMPILE_FLAGS, *compiler_flags(isa), *warnings, "-I", INCLUDE, source]
+    command: list[str | Path] = [found.cxx, *COMPILE_FLAGS, *compiler_flags(isa), *warnings, "-I", INCLUDE, source]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
