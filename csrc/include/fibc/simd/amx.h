@@ -82,7 +82,7 @@ struct Planes<bfloat16> {
 };
 
 // A float16 has 11 significant bits, a bfloat16 has 8: the first plane is the element rounded, the second is what is
-// left, at most 2^-9 of it and exact. No part is subnormal in bfloat16. Infinities and NaN have no such form: there the
+// left, at most 2^-8 of it and exact. No part is subnormal in bfloat16. Infinities and NaN have no such form: there the
 // second plane is NaN.
 template <>
 struct Planes<float16> {
