@@ -52,6 +52,7 @@ class Renderer:
             trim_blocks=True,
             lstrip_blocks=True,
             keep_trailing_newline=True,
+            auto_reload=False,  # one text per run, whatever an editor does meanwhile
             autoescape=False,  # C++ and Python are no HTML; literals go through filters
         )
         self._environment.filters |= {

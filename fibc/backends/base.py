@@ -37,7 +37,8 @@ class Backend(Protocol):
     """Builds candidates of one family for one target.
 
     Contract:
-        * ``spaces`` and ``candidate`` are pure: the same arguments give the same values, and touch no disk.
+        * ``spaces`` and ``candidate`` write nothing, and the same arguments give the same values. ``spaces`` needs no
+          compiler; ``candidate`` may (its identity covers the compiler) and raises ``ToolchainError`` without one.
         * ``build`` may be called again with the same candidates: it answers from its cache. It never raises for a
           candidate's fault (that is a BuildFailure) and raises ``ToolchainError`` where nothing can be built at all.
         * ``build`` runs compilers in child processes with a deadline each, and leaves none behind.
