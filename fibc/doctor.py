@@ -17,7 +17,7 @@ from fibc.environment import detect
 from fibc.errors import ToolchainError
 from fibc.gate import gate_digest
 
-PACKAGES = ("torch", "optuna", "jinja2", "ninja", "pybind11", "msgpack", "pydantic", "scipy", "triton", "flashinfer-python")
+PACKAGES = ("torch", "optuna", "jinja2", "ninja", "pybind11", "msgpack", "pydantic", "scipy", "flashinfer-python")
 
 OLDEST_TORCH = (2, 10)
 """Generated modules need torch's DLPack exchange interface."""
@@ -69,5 +69,5 @@ def _version(package: str) -> str:
 
 
 def _parsed(version: str) -> tuple[int, ...]:
-    numbers = version.split("+")[0].split(".")[:2]
+    numbers = version.partition("+")[0].split(".")[:2]
     return tuple(int(number) for number in numbers) if all(number.isdecimal() for number in numbers) else (0,)

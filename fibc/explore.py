@@ -16,13 +16,12 @@ from fibc.schema.digest import digest_text
 from fibc.schema.evaluation import Arm, Evaluation, Pair, Status
 from fibc.schema.feature import Cell, FeatureKey
 from fibc.schema.space import Space
-from fibc.search.space import Config
 from fibc.search.store import StudyStore, Trial
 from fibc.search.study import KeyStudy, Proposal, open_study
-from fibc.search.warm import warm_start
+from fibc.search.warm import trailing, warm_start
 from fibc.shop import Shop
 
-BATCH_PER_JOB = 4
+BATCH_PER_JOB = 2
 """Configs asked for at once per compiler: builds and measurements alternate, as both want every core."""
 
 
@@ -59,7 +58,7 @@ def explore(shop: Shop, store: StudyStore, keys: Sequence[FeatureKey]) -> tuple[
             shop.progress.step(f"{key}: {len(done[str(key)])} finalists, answered from the record")
             continue
         share_s = shop.budget.share_for_key(index, len(keys))
-        result = _KeySearch(shop, store, key, warm_start(key.cell, best)).run(share_s)
+        result = _KeySearch(shop, store, key, best).run(share_s)
         best[key.cell] = result.trials
         explored.append(result.explored)
         if result.explored.partial:
@@ -85,7 +84,7 @@ class _KeySearch:
         shop: Shop,
         store: StudyStore,
         key: FeatureKey,
-        warm: Sequence[tuple[str, Config]],
+        best: Mapping[Cell, Sequence[Trial]],
     ) -> None:
         self._shop = shop
         self._key = key
@@ -106,7 +105,8 @@ class _KeySearch:
             spaces,
             seed=self._seed,
             trials=shop.task.options.trials,
-            warm_start=warm,
+            warm_start=warm_start(key.cell, best),
+            trailing=trailing(key.cell, best),
             fresh=shop.task.options.fresh,
         )
 
@@ -132,7 +132,7 @@ class _KeySearch:
         built = _build(shop, self._owner, unknown)
         for proposal in proposals:
             candidate = chosen[proposal.number]
-            if time.monotonic() >= ends:
+            if time.monotonic() >= ends or self._study.is_left_behind(proposal.template):
                 self._study.forget(proposal.number)
                 continue
             evaluation = self._known(candidate)

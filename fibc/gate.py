@@ -1,4 +1,4 @@
-"""What must hold before anything is tuned: a sound reference, a native to speak of, and a host that finds equal equal."""
+"""What must hold before anything is tuned: a sound reference, and a host that finds native equal to itself."""
 
 from __future__ import annotations
 

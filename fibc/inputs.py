@@ -50,6 +50,7 @@ def make(
     axes: Mapping[str, int],
     seed: int,
     workload: Workload | None = None,
+    made: Mapping[str, Input] | None = None,
 ) -> dict[str, Input]:
     """Return one value per input of ``definition``, in call order; equal arguments give equal bits.
 
@@ -63,6 +64,8 @@ def make(
     Args:
         axes: Every var axis.
         workload: Where it was recorded; an optional input that it leaves out is None.
+        made: Inputs of an earlier call with the same seed that do not depend on ``axes``, such as weights: taken as
+            they are, as making a large weight takes longer than timing a small call.
 
     Raises:
         InputError: If the definition's constraints do not hold, or torch has no such dtype.
@@ -78,7 +81,9 @@ def make(
     structured = synthesise(definition, sizes, structure_seed, integers)
     values: dict[str, Input] = {}
     for name, spec in definition.inputs.items():
-        if name in recorded:
+        if made is not None and name in made:
+            values[name] = made[name]
+        elif name in recorded:
             values[name] = recorded[name]
         elif spec.shape is None:
             values[name] = _scalar(name, spec, sizes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fibc import decide, measure
 from fibc.explore import Explored
@@ -13,6 +13,7 @@ from fibc.schema.decision import Comparison, Decision, Verdict
 from fibc.schema.evaluation import Arm, Status
 from fibc.schema.evidence import ArmFailure, Assessment
 from fibc.schema.feature import Cell, FeatureKey, Point, feature_values
+from fibc.schema.policy import Policy
 from fibc.schema.workload import Workload
 from fibc.shop import Shop
 
@@ -75,9 +76,7 @@ def prove(shop: Shop, explored: Sequence[Explored]) -> Proof:
         settled += [decision for decision in decisions if decision.verdict is not Verdict.REPLACE]
         contests = contests_next
 
-    confirmed = _reconfirm(shop, replaced, keys)
-    checked, boundary = _ask_boundary(shop, confirmed)
-    num_rejected = sum(before.verdict is not after.verdict for before, after in zip(confirmed, checked, strict=True))
+    checked, boundary, num_rejected = _reconfirm(shop, replaced, keys)
     final = sorted([*settled, *checked], key=lambda decision: decision.cell)
     for decision in final:
         if not decision.partial and decision not in recorded:
@@ -102,8 +101,8 @@ def recorded_proof(shop: Shop) -> Proof | None:
 
 def read_test_set(shop: Shop, decisions: Sequence[Decision]) -> tuple[tuple[Comparison, ...], tuple[str, ...]]:
     """Measure the test workloads that fall into replaced cells, once; return them, and a line for each slower one."""
-    keys = _keys_of(shop, decisions, shop.task.sets.test)
-    seen = _assess(shop, decisions, keys, "test", "test set")
+    keys = _keys_of(shop, decisions, shop.task.sets.test, "test")
+    seen = _assess(shop, decisions, [keys], "test")
     comparisons: list[Comparison] = []
     slower: list[str] = [f"{failure.arm.key}: {failure.status}: {failure.log}" for failure in seen.failures]
     for cell, key in keys.items():
@@ -123,10 +122,11 @@ def _confirm(shop: Shop, contests: Sequence[_Contest]) -> tuple[list[Decision], 
     depth = max(contest.num_splits for contest in contests)
     shop.progress.stage("confirm" if depth == 0 else f"confirm, split {depth}", shop.task.policy.looks[-1])
     bench = shop.evaluator.bench(arms, shop.artifacts, [contest.key for contest in contests], fresh_process=True)
+    policy = _policy_at(shop, depth)
     results = measure.confirm(
         bench,
         arms,
-        shop.task.policy,
+        policy,
         shop.task.options.seed + depth,
         time_left=shop.time_left,
         on_session=lambda session, num_open: shop.progress.step(f"session {session + 1}, {num_open} keys open"),
@@ -150,47 +150,62 @@ def _confirm(shop: Shop, contests: Sequence[_Contest]) -> tuple[list[Decision], 
     return decisions, halves
 
 
+def _policy_at(shop: Shop, depth: int) -> Policy:
+    """Return the policy of cells that were split ``depth`` times.
+
+    One guarantee over the table has to pay for halves too: whole cells get one half of alpha, and each of the three
+    depths, with at most 2^depth times as many cells, a third of the other half.
+    """
+    policy = shop.task.policy
+    if not shop.task.options.alpha_table:
+        return policy
+    shares = 2 if depth == 0 else 2 * decide.MAX_SPLITS * 2**depth
+    return replace(policy, num_keys=policy.num_keys * shares)
+
+
 def _halves(shop: Shop, key: FeatureKey) -> tuple[FeatureKey, ...]:
     return split_key(key, shop.task.features, shop.task.sets.tune, shop.task.definition)
 
 
-def _reconfirm(shop: Shop, replaced: Sequence[Decision], keys: Mapping[Cell, FeatureKey]) -> list[Decision]:
-    chosen = {decision.cell: keys[decision.cell] for decision in replaced}
-    seen = _assess(shop, replaced, chosen, "reconfirm", "reconfirm")
-    return [
-        decide.settle(
-            decision,
-            chosen[decision.cell],
-            seen.of(str(decision.cell)),
-            [failure for failure in seen.failures if failure.arm.key == str(decision.cell)],
-            shop.conditions,
-        )
-        for decision in replaced
-    ]
+def _reconfirm(
+    shop: Shop, replaced: Sequence[Decision], keys: Mapping[Cell, FeatureKey]
+) -> tuple[list[Decision], tuple[Comparison, ...], int]:
+    """Measure winners anew, at the points of their keys and at the boundary workloads of their cells.
 
-
-def _ask_boundary(shop: Shop, decisions: Sequence[Decision]) -> tuple[list[Decision], tuple[Comparison, ...]]:
-    keys = _keys_of(shop, decisions, shop.task.sets.boundary)
-    wrong = _wrong_outputs(shop, decisions, keys)
-    timed = {cell: key for cell, key in keys.items() if cell not in wrong}
-    seen = _assess(shop, decisions, timed, "boundary", "boundary set")
+    Both in the same fresh sessions: the boundary set judges only rows that the reconfirm leaves standing.
+    """
+    boundary_keys = _keys_of(shop, replaced, shop.task.sets.boundary, "boundary")
+    wrong = _wrong_outputs(shop, replaced, boundary_keys)
+    timed = {cell: key for cell, key in boundary_keys.items() if cell not in wrong}
+    seen = _assess(shop, replaced, [{d.cell: keys[d.cell] for d in replaced}, timed], "reconfirm")
     checked: list[Decision] = []
     comparisons: list[Comparison] = []
-    for decision in decisions:
-        if decision.cell not in keys:
-            checked.append(decision)
-            continue
-        key = keys[decision.cell]
-        failures = [failure for failure in seen.failures if failure.arm.key == str(key)]
-        failures += [wrong[decision.cell]] if decision.cell in wrong else []
-        estimates = seen.of(str(key))
-        checked.append(decide.check_boundary(decision, key.points, estimates, failures))
-        comparisons += [
-            decide.compare(estimate, point, "boundary", shop.conditions)
-            for point, estimate in zip(key.points, estimates, strict=False)
-            if estimate is not None
-        ]
-    return checked, tuple(comparisons)
+    num_rejected = 0
+    for decision in replaced:
+        cell, key = decision.cell, keys[decision.cell]
+        failures = _failures(shop, seen, key, decision.candidate)
+        settled = decide.settle(decision, key, seen.of(str(key)), failures, shop.conditions)
+        if cell in boundary_keys and settled.verdict is Verdict.REPLACE:
+            asked = boundary_keys[cell]
+            estimates = seen.of(str(asked))
+            failures = _failures(shop, seen, asked, decision.candidate)
+            failures += [wrong[cell]] if cell in wrong else []
+            settled = decide.check_boundary(settled, asked.points, estimates, failures)
+            num_rejected += settled.revoked
+            comparisons += [
+                decide.compare(estimate, point, "boundary", shop.conditions)
+                for point, estimate in zip(asked.points, estimates, strict=False)
+                if estimate is not None
+            ]
+        checked.append(settled)
+    return checked, tuple(comparisons), num_rejected
+
+
+def _failures(shop: Shop, seen: Assessment, key: FeatureKey, winner: str) -> list[ArmFailure]:
+    """Return what failed at ``key``, and also an output of the winner that was found wrong after its last session."""
+    failures = [failure for failure in seen.failures if failure.arm.key == str(key)]
+    late = shop.evaluator.late_failures.get(winner)
+    return failures if late is None else [*failures, ArmFailure(Arm(str(key), 0, winner), late.status, late.log)]
 
 
 def _wrong_outputs(
@@ -203,25 +218,27 @@ def _wrong_outputs(
             winner = decision.candidate
             outcome = shop.evaluator.validate(shop.candidates[winner], shop.artifacts[winner], keys[decision.cell])
             if outcome.status is not Status.PASSED:
-                arm = Arm(str(decision.cell), 0, winner)
+                arm = Arm(str(keys[decision.cell]), 0, winner)
                 wrong[decision.cell] = ArmFailure(arm, outcome.status, outcome.log)
     return wrong
 
 
 def _assess(
-    shop: Shop, decisions: Sequence[Decision], keys: Mapping[Cell, FeatureKey], stage: str, title: str
+    shop: Shop, decisions: Sequence[Decision], groups: Sequence[Mapping[Cell, FeatureKey]], stage: str
 ) -> Assessment:
-    """Measure the winners at every point of ``keys`` in fresh sessions."""
+    """Measure the winners at every point of every key of ``groups``, in fresh sessions."""
     arms = [
-        Arm(str(decision.cell), point, decision.candidate)
+        Arm(str(keys[decision.cell]), point, decision.candidate)
+        for keys in groups
         for decision in decisions
         if decision.cell in keys
         for point in range(len(keys[decision.cell].points))
     ]
-    shop.progress.stage(title, shop.task.policy.fixed_sessions if arms else 0)
+    shop.progress.stage(stage, shop.task.policy.fixed_sessions if arms else 0)
     if not arms:
         return Assessment(stage, (), (), (), ())
-    bench = shop.evaluator.bench(arms, shop.artifacts, list(keys.values()), fresh_process=True)
+    every_key = [key for keys in groups for key in keys.values()]
+    bench = shop.evaluator.bench(arms, shop.artifacts, every_key, fresh_process=True)
     seen = measure.assess(
         bench,
         arms,
@@ -235,7 +252,9 @@ def _assess(
     return seen
 
 
-def _keys_of(shop: Shop, decisions: Iterable[Decision], workloads: Sequence[Workload]) -> dict[Cell, FeatureKey]:
+def _keys_of(
+    shop: Shop, decisions: Iterable[Decision], workloads: Sequence[Workload], role: str
+) -> dict[Cell, FeatureKey]:
     """Return, for every replaced cell that holds some of ``workloads``, a key whose points are these workloads."""
     keys: dict[Cell, FeatureKey] = {}
     for decision in decisions:
@@ -247,7 +266,7 @@ def _keys_of(shop: Shop, decisions: Iterable[Decision], workloads: Sequence[Work
             for w in inside
         )
         if points:
-            keys[decision.cell] = FeatureKey(decision.cell, points, 0, synthetic=False)
+            keys[decision.cell] = FeatureKey(decision.cell, points, 0, synthetic=False, role=role)
     return keys
 
 

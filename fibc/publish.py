@@ -6,6 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from fibc import decide
+from fibc.backends.cpu import kernel_headers
 from fibc.cache import Cache
 from fibc.clock import now
 from fibc.codegen import lower
@@ -110,7 +111,7 @@ def keep_dataset(shop: Shop, layout: OutLayout, proof: Proof) -> None:
         if trace is not None:
             traces.append(trace)
     solutions = [
-        to_solution(definition, shop.candidates[digest], artifact.symbol, artifact.source)
+        to_solution(definition, shop.candidates[digest], artifact.symbol, artifact.source, kernel_headers())
         for digest, artifact in sorted(shop.artifacts.items())
     ]
     write_dataset(layout.dataset, definition, task.workloads, solutions, traces)

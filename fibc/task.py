@@ -80,6 +80,7 @@ def read_task(definition: Path | str, workloads: Path | str | None, options: Tun
     contract = load_definition(definition)
     found = find_workloads(definition, contract, workloads)
     recorded = found[0] if found is not None else synthetic_sweep(contract)
+    synthetic = all(workload.synthesised for workload in recorded)
     environment = detect()
     backends = make_backends(options.backends, environment, cache, [Path(path) for path in options.templates])
     native = native_kernels.resolve(contract, options.native, target_kind=backends[0].target.kind)
@@ -101,8 +102,8 @@ def read_task(definition: Path | str, workloads: Path | str | None, options: Tun
         backends=backends,
         policy=policy,
         options=options,
-        notes=tuple(_notes(contract, sets, native, synthetic=found is None)),
-        synthetic=found is None,
+        notes=tuple(_notes(contract, sets, native, synthetic=synthetic)),
+        synthetic=synthetic,
         evidence_digest=evidence_digest,
         fingerprint=digest_json(
             [
@@ -120,8 +121,8 @@ def read_task(definition: Path | str, workloads: Path | str | None, options: Tun
 def _notes(definition: Definition, sets: Sets, native: NativeSource, *, synthetic: bool) -> Iterator[str]:
     if synthetic:
         yield (
-            f"{definition.name}: SYNTHETIC workloads: none were found beside the definition or in its dataset, so a sweep "
-            "of sizes that nobody recorded is tuned (pass recorded ones with --workloads)"
+            f"{definition.name}: SYNTHETIC workloads: no recorded ones were found beside the definition or in its "
+            "dataset, so sizes that nobody saw in production are tuned (pass recorded ones with --workloads)"
         )
     if native.note:
         yield f"native is {native.name}: {native.note}"

@@ -93,7 +93,7 @@ class Timer:
         definition: Definition,
         spec: CallSpec,
         native: Callable[..., Any],
-        make: Callable[[Point], Mapping[str, Value]],
+        make: Callable[[Point, Mapping[str, Value] | None], Mapping[str, Value]],
         *,
         num_copies: int,
         keep_bytes: int,
@@ -195,7 +195,7 @@ class Timer:
         return place
 
     def _new_place(self, point: Point) -> _Place:
-        values = dict(self._make(point))
+        values = dict(self._make(point, self._copies[0] if self._copies else None))
         if not self._copies:
             cold = {name: values[name] for name in self._cold}
             copies = inputs.cold_copies(self._definition, values, self._num_copies)

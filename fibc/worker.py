@@ -19,7 +19,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -204,9 +204,9 @@ class Worker:
         self._setup = replace(self._setup, seed=seed)
         self._timer.forget()
 
-    def _make(self, point: Point) -> dict[str, Value]:
+    def _make(self, point: Point, made: Mapping[str, Value] | None = None) -> dict[str, Value]:
         workload = self._workloads.get(point.workload)
-        return dict(inputs.make(self._definition, dict(point.axes), self._setup.seed, workload))
+        return dict(inputs.make(self._definition, dict(point.axes), self._setup.seed, workload, made))
 
 
 class FailedError(Exception):

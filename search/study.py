@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import optuna
@@ -22,6 +22,13 @@ from fibc.search.store import StoredStudy, StudyStore, Trial
 HOPELESS = math.log(0.8)
 """A value (ln native / candidate) below which a config is far behind: a trial's value is a median of a few paired
 rounds and off by some percent on a bad machine, and 20 % is several times that."""
+
+LEFT_BEHIND = math.log(0.5)
+"""A value below which a template is not worth more trials at a key: twice native's time is more than tunables of one
+template gain over its default, and its default or a neighbour's best was tried."""
+
+TRIALS_TO_LEAVE = 2
+"""Trials of a template that must all be left behind; a neighbouring key where it was left behind counts for one."""
 
 DESIGN_TRIALS = 10
 DESIGN_TRIALS_PER_TEMPLATE = 4
@@ -57,11 +64,13 @@ class KeyStudy:
         trials: int,
         sampler: str,
         warm_start: Sequence[tuple[str, Config]],
+        trailing: Collection[str],
         stored: StoredStudy | None,
     ) -> None:
         self._spaces = {space.template: ConfigSpace(space) for space in spaces}
         self._trials = trials
         self._stored = stored
+        self._trailing = frozenset(trailing)
         self._queue = list(warm_start)
         for template, space in self._spaces.items():
             if (default := space.default()) is not None:
@@ -82,6 +91,12 @@ class KeyStudy:
     def stopped(self) -> str | None:
         """Why there is nothing more to ask for, or None; None as well while proposals are open."""
         return None if self._open else self._ended()
+
+    def is_left_behind(self, template: str) -> bool:
+        """Return whether ``template`` has shown that its configs are far slower than native here."""
+        values = [t.value for t in self.finished if t.template == template and t.value is not None]
+        needed = TRIALS_TO_LEAVE - (template in self._trailing)
+        return len(values) >= needed and max(values) < LEFT_BEHIND
 
     def ask(self) -> Proposal | None:
         """Return the next config to build and time; None where the study has stopped, or waits for open proposals."""
@@ -171,7 +186,10 @@ class KeyStudy:
         if num >= self.num_design and max(values, default=-math.inf) < HOPELESS:
             best = f"the best reached {math.exp(max(values)):.2f} of native's speed" if values else "all failed"
             return f"given up after {num} trials: {best}"
-        if len(self._empty) == len(self._spaces):
+        if all(name in self._empty or self.is_left_behind(name) for name in self._spaces):
+            if any(map(self.is_left_behind, self._spaces)):
+                lead = f"the best reached {math.exp(max(values)):.2f} of native's speed"
+                return f"given up after {num} trials: every template is left behind, {lead}"
             return f"every valid config was tried ({num})"
         return None
 
@@ -179,18 +197,22 @@ class KeyStudy:
         """Return an unseen valid config with its open trial: queued, else drawn, else the nearest to what was drawn."""
         while self._queue:
             template, config = self._queue.pop(0)
-            if self._is_new(template, config):
+            if self._is_new(template, config) and not self.is_left_behind(template):
                 return self._fix(template, config)
         turn = len(self.finished) + len(self._open) < self.num_design
-        while len(self._empty) < len(self._spaces):
-            if turn:  # every template gets its share of the design, and one that is used up no more
-                template = next(name for name in self._turn if name not in self._empty)
+        behind = {name for name in self._spaces if self.is_left_behind(name)}
+        while len(self._empty | behind) < len(self._spaces):
+            if turn:  # every template gets its share of the design, and one that is used up or left behind no more
+                template = next(name for name in self._turn if name not in self._empty and name not in behind)
                 self._sampled.enqueue_trial(fixed_template(template))
             trial = self._sampled.ask()
             template, config = suggest(trial, self._spaces)
-            if self._is_new(template, config):
+            if template not in behind and self._is_new(template, config):
                 return trial, template, config
             self._sampled.tell(trial, state=TrialState.FAIL)  # the samplers pass over failed trials
+            if template in behind:
+                turn = True
+                continue
             for near in self._spaces[template].near(config, self._rng):
                 if (template, near) not in self._seen:
                     return self._fix(template, near)
@@ -218,6 +240,7 @@ def open_study(
     seed: int = settings.DEFAULT_SEED,
     trials: int = settings.DEFAULT_TRIALS,
     warm_start: Sequence[tuple[str, Config]] = (),
+    trailing: Collection[str] = (),
     record: Mapping[tuple[str, Config], float | None] | None = None,
     fresh: bool = False,
     sampler: str = "tpe",
@@ -231,6 +254,7 @@ def open_study(
         seed: Of the search. Equal seeds, spaces, records and answers give equal proposals.
         trials: Trials per key, known ones included.
         warm_start: Configs to try first, best first, for example a neighbour's; those outside ``spaces`` are dropped.
+        trailing: Templates that the nearest tuned key left behind.
         record: What is known from elsewhere: values by (template, config), None for a candidate that failed.
         fresh: Forget the trials stored under ``name``.
         sampler: ``tpe`` or ``random``.
@@ -248,7 +272,15 @@ def open_study(
     ]
     # A resumed search must not draw its first configs again, so what is known is part of the seed.
     drawn = int(digest_text(str(seed), name, str(len(known) + len(recorded))), 16) % 2**32
-    study = KeyStudy(spaces, seed=drawn, trials=trials, sampler=sampler, warm_start=warm_start, stored=stored)
+    study = KeyStudy(
+        spaces,
+        seed=drawn,
+        trials=trials,
+        sampler=sampler,
+        warm_start=warm_start,
+        trailing=trailing,
+        stored=stored,
+    )
     for trial in known:
         study.learn(trial, store=False)
     for trial in recorded:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fibc.schema.feature import Cell
 from fibc.search.space import Config
 from fibc.search.store import Trial
+from fibc.search.study import LEFT_BEHIND
 
 NUM_WARM = 3
 """Configs taken over from a neighbour: its finalists but for the last, or one template could fill the design."""
@@ -36,3 +37,15 @@ def warm_start(cell: Cell, best: Mapping[Cell, Sequence[Trial]]) -> tuple[tuple[
     if neighbour is None:
         return ()
     return tuple((trial.template, trial.config) for trial in best[neighbour][:NUM_WARM])
+
+
+def trailing(cell: Cell, best: Mapping[Cell, Sequence[Trial]]) -> frozenset[str]:
+    """Return the templates whose best trial at the nearest tuned key was left behind."""
+    neighbour = nearest(cell, (other for other, trials in best.items() if trials))
+    if neighbour is None:
+        return frozenset()
+    lead: dict[str, float] = {}
+    for trial in best[neighbour]:
+        if trial.value is not None:
+            lead[trial.template] = max(trial.value, lead.get(trial.template, trial.value))
+    return frozenset(template for template, value in lead.items() if value < LEFT_BEHIND)

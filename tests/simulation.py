@@ -98,7 +98,7 @@ class Machine:
         monkeypatch.setattr(
             fibc.pipeline, "Evaluator", lambda definition, *_, **__: SimulatedEvaluator(self, definition)
         )
-        monkeypatch.setattr(fibc.pipeline.harness, "build", lambda _: self.directory / "no-harness")
+        monkeypatch.setattr("fibc.codegen.harness.build", lambda _: self.directory / "no-harness")
 
 
 def block_of(candidate: Candidate) -> int:
@@ -169,6 +169,7 @@ class SimulatedEvaluator:
     def __init__(self, machine: Machine, definition: Definition) -> None:
         self._machine = machine
         self._seeds = itertools.count()
+        self.late_failures: dict[str, Outcome] = {}
         backend = SimulatedBackend(machine)
         every = [backend.candidate(definition, "toy/kernel", {"block": block}) for block in BLOCKS]
         self._blocks = {candidate.digest: block_of(candidate) for candidate in every}

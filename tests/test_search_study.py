@@ -18,7 +18,7 @@ from fibc.schema.space import Constraint, Space, Tunable
 from fibc.search.pruning import count_valid
 from fibc.search.space import Config, ConfigSpace
 from fibc.search.store import StudyStore, Trial
-from fibc.search.study import HOPELESS, KeyStudy, Proposal, open_study
+from fibc.search.study import HOPELESS, LEFT_BEHIND, KeyStudy, Proposal, open_study
 
 Place = tuple[str, Config]
 Objective = Callable[[str, Config], float | None]
@@ -209,7 +209,7 @@ def test_a_key_where_everything_fails_is_given_up_after_the_design() -> None:
 def test_one_config_that_is_not_far_behind_keeps_a_key_alive() -> None:
     study = open_study(None, "key", SPACES, trials=1000)
     alive = default_of(TILE)
-    asked = search(study, lambda template, config: HOPELESS + 0.01 if (template, config) == alive else HOPELESS - 1)
+    asked = search(study, lambda template, config: HOPELESS + 0.01 if (template, config) == alive else HOPELESS - 0.1)
     assert len(asked) == NUM_VALID
 
 
@@ -393,3 +393,28 @@ def test_names_of_studies_may_hold_spaces_and_prefixes_of_each_other(store: Stud
         search(open_study(store, name, (TILE,), trials=2))
     assert open_study(store, "gemm", (TILE,), fresh=True).finished == []
     assert [len(open_study(store, name, (TILE,)).finished) for name in names] == [2, 2, 0]
+
+
+def test_a_template_far_behind_gets_two_trials_and_the_other_one_the_rest() -> None:
+    study = open_study(None, "key", SPACES, trials=1000)
+    asked = search(study, lambda template, config: LEFT_BEHIND - 0.1 if template == "gemm/tile" else 0.1)
+    assert sum(template == "gemm/tile" for template, _ in asked) == 2
+    assert sum(template == "gemm/matvec" for template, _ in asked) == count_valid(MATVEC)
+
+
+def test_a_template_that_the_neighbour_left_behind_gets_one_trial() -> None:
+    study = open_study(None, "key", SPACES, trials=1000, trailing={"gemm/tile"})
+    asked = search(study, lambda template, config: LEFT_BEHIND - 0.1 if template == "gemm/tile" else 0.1)
+    assert sum(template == "gemm/tile" for template, _ in asked) == 1
+
+
+def test_a_template_that_recovers_here_is_searched_although_the_neighbour_left_it_behind() -> None:
+    study = open_study(None, "key", SPACES, trials=1000, trailing={"gemm/tile"})
+    assert len(search(study, lambda template, config: 0.1)) == NUM_VALID
+
+
+def test_a_key_where_every_template_is_left_behind_is_given_up_with_its_best() -> None:
+    study = open_study(None, "key", SPACES, trials=1000)
+    assert len(search(study, lambda template, config: math.log(0.25))) == 4
+    assert study.stopped is not None
+    assert "left behind, the best reached 0.25" in study.stopped

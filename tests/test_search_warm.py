@@ -5,7 +5,7 @@ from __future__ import annotations
 from fibc.schema.evaluation import Status
 from fibc.schema.feature import Cell
 from fibc.search.store import Trial
-from fibc.search.warm import NUM_WARM, distance, nearest, warm_start
+from fibc.search.warm import NUM_WARM, distance, nearest, trailing, warm_start
 
 
 def cell(*bounds: tuple[int, int]) -> Cell:
@@ -48,3 +48,11 @@ def test_the_best_of_the_nearest_tuned_cell_are_handed_over_best_first() -> None
 
 def test_the_first_key_has_no_neighbour() -> None:
     assert warm_start(cell((1, 1)), {}) == ()
+
+
+def test_a_template_trails_where_its_best_at_the_neighbour_was_left_behind() -> None:
+    tile = Trial("gemm/tile", (("block_m", 4),), -0.1, Status.PASSED)
+    slow = Trial("gemm/tile", (("block_m", 8),), -2.0, Status.PASSED)
+    best = {cell((5, 8)): [tile, trial(1, -1.0), slow]}
+    assert trailing(cell((9, 16)), best) == {"gemm/matvec"}
+    assert trailing(cell((9, 16)), {}) == frozenset()

@@ -299,8 +299,8 @@ def point(m: int) -> Point:
 
 
 def timer(call: Callable[..., Any] = native, *, keep_bytes: int = 1 << 30, copies: int = 3) -> Timer:
-    def make(chosen: Point) -> Mapping[str, Any]:
-        return inputs.make(GEMM, dict(chosen.axes), 0)
+    def make(chosen: Point, made: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        return inputs.make(GEMM, dict(chosen.axes), 0, made=made)
 
     return Timer(GEMM, GEMM.call_spec(), call, make, num_copies=copies, keep_bytes=keep_bytes, seed=0)
 

@@ -209,10 +209,15 @@ class CpuBackend:
         return self._rendered[key]
 
 
+def kernel_headers() -> dict[str, str]:
+    """Return the text of every header that kernels may include, by the path that they include."""
+    roots = (INCLUDE / name for name in KERNEL_HEADERS)
+    files = [file for root in roots for file in (sorted(root.glob("*.h")) if root.is_dir() else [root])]
+    return {file.relative_to(INCLUDE).as_posix(): file.read_text() for file in files}
+
+
 def _headers_digest() -> str:
-    files = (INCLUDE / name for name in KERNEL_HEADERS)
-    headers = [file for path in files for file in (sorted(path.glob("*.h")) if path.is_dir() else [path])]
-    return digest_json([[file.name, digest_text(file.read_bytes())] for file in headers])
+    return digest_json(kernel_headers())
 
 
 def _guards(template: Template, found: Match) -> Guards:

@@ -44,7 +44,8 @@ class Candidate:
     @property
     def digest(self) -> str:
         """Identity: equal for equal backend, template, config, source and target."""
-        return digest_json([self.backend, self.template, [list(item) for item in self.config], self.source_digest, str(self.target)])
+        config = [list(item) for item in self.config]
+        return digest_json([self.backend, self.template, config, self.source_digest, str(self.target)])
 
     def __str__(self) -> str:
         values = ", ".join(f"{name}={value}" for name, value in self.config)
@@ -70,7 +71,7 @@ class Guards:
     """Run-time preconditions of a variant, one TensorGuard per input and per output in call order.
 
     Attributes:
-        max_offset_elems: Largest element offset the code can address in any tensor (2^31 - 1 where it computes in int32).
+        max_offset_elems: Largest element offset that the code can address (2^31 - 1 where it computes in int32).
     """
 
     inputs: tuple[TensorGuard, ...]

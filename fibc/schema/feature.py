@@ -103,12 +103,14 @@ class FeatureKey:
         points: At least one; ``points[screen_point]`` is where screening runs.
         screen_point: Index of the heaviest recorded point, else of the upper end.
         synthetic: True where no recorded workload of the tune set falls into the cell.
+        role: Empty for the points that decide; ``boundary`` or ``test`` where they are workloads of that set.
     """
 
     cell: Cell
     points: tuple[Point, ...]
     screen_point: int
     synthetic: bool
+    role: str = ""
 
     def __str__(self) -> str:
-        return str(self.cell)
+        return f"{self.cell} {self.role}".rstrip()

@@ -87,7 +87,7 @@ class DispatchTable:
         environment: Facts recorded when it was tuned, printable.
         alpha: Error per key.
         min_speedup: Margin.
-        expected_false_replacements: At most alpha times the number of replaced keys.
+        expected_false_replacements: At most alpha times the number of keys that were tested.
         partial: The budget ended first, or the user interrupted.
         num_boundary_rejected: Rows that the boundary set rejected.
         boundary: Evidence of the boundary workloads that fell into replaced cells.
