@@ -177,6 +177,9 @@ def main() -> int:
     parser.add_argument("--dlpack", action="store_true", help="ask torch through DLPack and Python only")
     options = parser.parse_args()
     here = environment.detect()
+    load_before = os.getloadavg()[
+        0
+    ]  # of the last minute: beyond an idle machine's, the numbers are other programs' as well
     cache = Cache()
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
@@ -186,6 +189,7 @@ def main() -> int:
         module.set_native(timing.nothing, timing.nothing)
         module._generation._native.use_torch_abi(not options.dlpack)
         results = [measure(case, timing, module, options.rounds, options.inner) for case in cases(module, timing)]
+    print(f"load of the machine when it began: {load_before:.2f}")
     print(f"{'':46}{'dispatched':>11}{'plain':>8}{'added':>8}{'promise':>9}  (ns per call)")
     for result in results:
         bound = "" if result.bound_ns is None else f"{result.bound_ns:9.0f}"
@@ -199,7 +203,7 @@ def main() -> int:
     record = {
         "command": " ".join(["python", "benchmarks/dispatch_overhead.py", *sys.argv[1:]]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "environment": here.facts() | {"cpus": str(os.cpu_count())},
+        "environment": here.facts() | {"cpus": str(os.cpu_count()), "load": f"{load_before:.2f}"},
     }
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in record.items()]
     listed = ",\n  ".join(json.dumps(asdict(result)) for result in results)

@@ -79,6 +79,7 @@ A_CASES: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "none": (lambda a: None, "missing"),
     "sparse": (lambda a: a.to_sparse(), "view"),
     "sparse csr": (lambda a: a.to_sparse_csr(), "view"),
+    "nested": (lambda a: torch.nested.nested_tensor([a, a]), "view"),
     "meta": (lambda a: a.to("meta"), "view"),
     "mkldnn": (lambda a: a.to_mkldnn(), "view"),
     "zero tensor": (lambda a: torch._efficientzerotensor((M, K)), "no_data"),
@@ -96,7 +97,9 @@ A_CASES: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 
 
 @pytest.mark.filterwarnings(
-    "ignore:Sparse CSR tensor support:UserWarning", "ignore:Sparse invariant checks:UserWarning"
+    "ignore:Sparse CSR tensor support:UserWarning",
+    "ignore:Sparse invariant checks:UserWarning",
+    "ignore:The PyTorch API of nested tensors:UserWarning",
 )
 @pytest.mark.parametrize("case", A_CASES)
 def test_every_kind_of_tensor_hits_or_goes_native_for_its_reason(op: ModuleType, case: str) -> None:

@@ -20,16 +20,15 @@ class TorchAbi {
  public:
   // False where `library` (torch's loaded extension) lacks one of the functions.
   [[nodiscard]] bool start(const LoadedLibrary& library) noexcept {
-    usable_ = library.find(grad_mode_is_enabled_, "aoti_torch_grad_mode_is_enabled") &&
+    usable_ = library.find(grad_mode_is_enabled_, "_ZN3c108GradMode10is_enabledEv") &&
               library.find(inference_mode_is_enabled_, "_ZN3c1013InferenceMode10is_enabledEv") &&
-              library.find(any_modes_set_, "_ZN3c104impl20TorchDispatchModeTLS13any_modes_setEb") &&
+              library.find(num_dispatch_modes_, "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv") &&
               library.find(get_num_threads_, "_ZN2at15get_num_threadsEv") &&
               library.find(is_neg_, "_ZN2at6native6is_negERKNS_6TensorE") &&
               library.find(is_inference_, "_ZN2at6native12is_inferenceERKNS_6TensorE") &&
               library.find(requires_grad_, "_ZNK3c1010TensorImpl13requires_gradEv") &&
               library.find(has_storage_, "_ZNK3c1010TensorImpl11has_storageEv") &&
               library.find(bump_version_, "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE") &&
-              library.find(get_layout_, "aoti_torch_get_layout") &&
               library.find(get_device_type_, "aoti_torch_get_device_type") &&
               library.find(get_dtype_, "aoti_torch_get_dtype") && library.find(get_dim_, "aoti_torch_get_dim") &&
               library.find(get_sizes_, "aoti_torch_get_sizes") &&
@@ -44,7 +43,7 @@ class TorchAbi {
 
   [[nodiscard]] bool grad_mode_is_enabled() const noexcept { return grad_mode_is_enabled_(); }
   [[nodiscard]] bool inference_mode_is_enabled() const noexcept { return inference_mode_is_enabled_(); }
-  [[nodiscard]] bool in_dispatch_mode() const noexcept { return any_modes_set_(false); }
+  [[nodiscard]] bool in_dispatch_mode() const noexcept { return num_dispatch_modes_() != 0; }
   [[nodiscard]] std::int32_t num_threads() const noexcept { return get_num_threads_(); }
 
   [[nodiscard]] bool is_neg(TensorHandle tensor) const noexcept { return is_neg_(tensor); }
@@ -54,15 +53,13 @@ class TorchAbi {
 
   // False where the tensor is no strided memory: sparse, mkldnn, meta, a wrapper of vmap or of functionalisation.
   [[nodiscard]] bool view(TensorHandle handle, fibc_tensor& tensor, TensorFacts& facts) const noexcept {
-    std::int32_t layout = 0;
     std::int32_t device = 0;
     std::int32_t code = 0;
     std::int64_t rank = 0;
     std::int64_t* shape = nullptr;
     std::int64_t* strides = nullptr;
-    const bool memory = has_storage_(impl(handle)) && get_layout_(handle, &layout) == 0 && layout == strided_ &&
-                        get_device_type_(handle, &device) == 0 && device != meta_;
-    if (!memory) return false;
+    // Sparse, mkldnn and wrapping tensors have no storage of their own; a nested tensor's sizes are an error below.
+    if (!has_storage_(impl(handle)) || get_device_type_(handle, &device) != 0 || device == meta_) return false;
     const bool viewed = get_dtype_(handle, &code) == 0 && get_dim_(handle, &rank) == 0 &&
                         get_sizes_(handle, &shape) == 0 && get_strides_(handle, &strides) == 0 &&
                         get_data_ptr_(handle, &tensor.data) == 0;
@@ -100,7 +97,7 @@ class TorchAbi {
 
   [[nodiscard]] static void* impl(TensorHandle handle) noexcept { return *static_cast<void**>(handle); }
 
-  // Torch numbers dtypes, layouts and devices as it likes and exports the numbers as functions.
+  // Torch numbers dtypes and devices as it likes and exports the numbers as functions.
   [[nodiscard]] bool read_codes(const LoadedLibrary& library) noexcept {
     static constexpr const char* kNames[kNumDTypes] = {
         "aoti_torch_dtype_float32", "aoti_torch_dtype_float16",       "aoti_torch_dtype_bfloat16",
@@ -114,8 +111,7 @@ class TorchAbi {
       return function != nullptr;
     };
     for (int i = 0; i < kNumDTypes; ++i) (void)read(codes_[i], kNames[i]);  // an unknown dtype is viewed as none
-    return read(strided_, "aoti_torch_layout_strided") && read(cpu_, "aoti_torch_device_type_cpu") &&
-           read(meta_, "aoti_torch_device_type_meta");
+    return read(cpu_, "aoti_torch_device_type_cpu") && read(meta_, "aoti_torch_device_type_meta");
   }
 
   [[nodiscard]] DType dtype_of_code(std::int32_t code) const noexcept {
@@ -134,19 +130,17 @@ class TorchAbi {
 
   bool usable_ = false;
   std::int32_t codes_[kNumDTypes] = {};
-  std::int32_t strided_ = 0;
   std::int32_t cpu_ = 0;
   std::int32_t meta_ = 0;
   bool (*grad_mode_is_enabled_)() = nullptr;
   bool (*inference_mode_is_enabled_)() = nullptr;
-  bool (*any_modes_set_)(bool skip_infra_modes) = nullptr;
+  std::int64_t (*num_dispatch_modes_)() = nullptr;
   int (*get_num_threads_)() = nullptr;
   bool (*is_neg_)(TensorHandle) = nullptr;
   bool (*is_inference_)(TensorHandle) = nullptr;
   bool (*requires_grad_)(const void* impl) = nullptr;
   bool (*has_storage_)(const void* impl) = nullptr;
   void (*bump_version_)(TensorHandle) = nullptr;
-  Error (*get_layout_)(TensorHandle, std::int32_t*) = nullptr;
   Error (*get_device_type_)(TensorHandle, std::int32_t*) = nullptr;
   Error (*get_dtype_)(TensorHandle, std::int32_t*) = nullptr;
   Error (*get_dim_)(TensorHandle, std::int64_t*) = nullptr;
