@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -254,7 +255,9 @@ class Evaluator:
             seed=seed,
         )
         self._zygote: Child | None = None
-        self._prepared: dict[str, object] = {}
+        self._spare: Child | None = None
+        self._prepared: dict[str, tuple[Point, ...]] = {}
+        self._survivors: set[tuple[str, int]] = set()
         self._inner: dict[Point, int] = {}
         self._deterministic: dict[str, bool] = {}
         self._native_problems: dict[str, None] = {}
@@ -265,6 +268,7 @@ class Evaluator:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._stop_zygote()
+        self._stop_spare()
 
     @property
     def facts(self) -> dict[str, str]:
@@ -325,10 +329,27 @@ class Evaluator:
             yield Trial(outcome.status, outcome.log, outcome.correctness, session)
 
     def validate(self, candidate: Candidate, artifact: Artifact, key: FeatureKey) -> Outcome:
-        """Validate a finalist: every point of the key, every adversarial input and layout at its smallest one."""
-        self._prepare("full", key.points, full=True)
-        plan = _ArmPlan(candidate.digest, key.points[0], artifact, True)
-        outcome, child = self._validated(plan, "full")
+        """Validate a finalist: dense inputs at every point of the key, every adversarial input and layout at one.
+
+        Adversarial inputs depend on a call's size only as kernels have a few ways through them, and bring large weights
+        of their own: they are tried once per binary and power of 16 of the size, at the first key's smallest point.
+        """
+        low = min(key.points, key=_size)
+        decade = int(math.log2(_size(low))) // 4
+        hard = f"adversarial {decade}"
+        if (artifact.digest, decade) not in self._survivors:
+            self._prepare(hard, self._prepared.get(hard, (low,)), "adversarial")
+            outcome = self._judge(candidate, artifact, low, hard)
+            if outcome.status is not Status.PASSED:
+                return outcome
+            self._survivors.add((artifact.digest, decade))
+        self._prepare("points", key.points, "points")
+        return self._judge(candidate, artifact, low, "points")
+
+    def _judge(self, candidate: Candidate, artifact: Artifact, point: Point, cases: str) -> Outcome:
+        """Validate on prepared cases; an output that was wrong after an earlier timing counts."""
+        plan = _ArmPlan(candidate.digest, point, artifact, True)
+        outcome, child = self._validated(plan, cases)
         if child is None:
             return outcome
         child.close()
@@ -410,9 +431,17 @@ class Evaluator:
     # Processes -------------------------------------------------------------------------------------------------------
 
     def start_session(self, seed: int) -> Child:
-        """Start an exec'd session."""
+        """Start an exec'd session.
+
+        Two are started at once and one is kept for the next call: importing torch takes one core, and nothing is timed
+        meanwhile. The spare has nothing to do, and no weights, until its turn.
+        """
         self._stop_zygote()  # its copies of the weights and a session's would together take half of the memory
-        child = self._exec("fibc.worker", seed)
+        child, self._spare = self._spare, None
+        if child is None:
+            child, self._spare = self._spawn("fibc.worker"), self._spawn("fibc.worker")
+            self._set_up(self._spare, seed)
+        self._set_up(child, seed)
         self._first(child, "start")
         return child
 
@@ -432,7 +461,8 @@ class Evaluator:
     def timeout_s(self) -> float:
         return self._timeout_s
 
-    def _exec(self, module: str, seed: int) -> Child:
+    def _spawn(self, module: str) -> Child:
+        """Exec a worker, without waiting for it."""
         ours, theirs = Channel.pair()
         log = tempfile.TemporaryFile()  # noqa: SIM115  the Child closes it
         tunables = ":".join(filter(None, (os.environ.get("GLIBC_TUNABLES"), MALLOC_TUNABLES)))
@@ -446,10 +476,11 @@ class Evaluator:
             )
         finally:
             theirs.close()
-        child = Child(ours, log, _Exec(supervised))
-        setup = codec.to_plain(self._setup) | {"seed": seed}
-        self._first(child, "setup", setup=setup)
-        return child
+        return Child(ours, log, _Exec(supervised))
+
+    def _set_up(self, child: Child, seed: int) -> None:
+        """Wait for a worker, and tell it what it works on."""
+        self._first(child, "setup", setup=codec.to_plain(self._setup) | {"seed": seed})
 
     def _first(self, child: Child, op: str, **arguments: Any) -> None:
         """Ask what no candidate has a part in."""
@@ -463,8 +494,15 @@ class Evaluator:
         """Return the zygote, started if there is none or if it was lost."""
         if self._zygote is None or not self._zygote.open:
             self._stop_zygote()
-            self._zygote = self._exec("fibc.zygote", self._setup.seed)
+            self._stop_spare()
+            self._zygote = self._spawn("fibc.zygote")
+            self._set_up(self._zygote, self._setup.seed)
         return self._zygote
+
+    def _stop_spare(self) -> None:
+        if self._spare is not None:
+            self._spare.close()
+        self._spare = None
 
     def _stop_zygote(self) -> None:
         if self._zygote is not None:
@@ -491,10 +529,10 @@ class Evaluator:
     def _prepare_trial(self, key: FeatureKey) -> None:
         screened = key.points[key.screen_point]
         low = min(key.points, key=_size)
-        if self._prepare("trial", tuple(dict.fromkeys((low, screened))), full=False):
+        if self._prepare("trial", tuple(dict.fromkeys((low, screened))), "trial"):
             self._running().call("hold", START_TIMEOUT_S, point=codec.to_plain(screened))
 
-    def _prepare(self, name: str, points: Sequence[Point], *, full: bool) -> bool:
+    def _prepare(self, name: str, points: Sequence[Point], kind: str) -> bool:
         """Have the zygote hold the cases ``name`` of ``points`` in place of earlier ones; False where it has them."""
         zygote = self._running()
         if self._prepared.get(name) == tuple(points):
@@ -507,7 +545,7 @@ class Evaluator:
                 name=name,
                 points=[codec.to_plain(point) for point in points],
                 low=low,
-                full=full,
+                kind=kind,
                 limit_s=REFERENCE_TIMEOUT_S,
             )
         except ChildFailedError as error:

@@ -52,6 +52,7 @@ def make_table(shop: Shop, proof: Proof, *, interrupted: bool) -> DispatchTable:
         spec=definition.call_spec(),
         native=task.native,
         reference_source=definition.reference,
+        reference_entry=definition.entry_point,
         features=task.features,
         variants=variants,
         rows=proof.decisions,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-DEFAULT_TRIALS = 24
+DEFAULT_TRIALS = 16
 """Trials per key. Most spaces hold tens to hundreds of configs, and a key also starts from its neighbour's best."""
 
 DEFAULT_BUDGET_S = 600.0

@@ -36,6 +36,13 @@ from fibc.worker import FailedError, Worker, load_text, main
 HEAVY_TERMS = 1 << 33
 """Output elements times reduction length from which a point is heavy: about 0.2 s for a float32 oracle on two cores."""
 
+HEAVY_TRIAL_TERMS = 1 << 31
+"""The same for a trial, of which there are many: comparing 2^19 elements in five cases takes longer than the timing."""
+
+CASES = ("trial", "points", "adversarial")
+"""What can be prepared. ``trial``: dense at every point, a few adversarial inputs and one layout at the smallest; at a
+heavy smallest point one dense call. ``points``: dense at every point. ``adversarial``: everything at the smallest."""
+
 TERMS_OF_AN_ELEMENT = 1024
 """Least reduction length in that product: an element costs the comparison as much, whatever the operator."""
 
@@ -102,18 +109,18 @@ class Zygote(Worker):
         self._timer.hold(codec.from_plain(Point, point))
 
     def do_prepare(
-        self, name: str, points: list[dict[str, Any]], low: int, full: bool, limit_s: float
+        self, name: str, points: list[dict[str, Any]], low: int, kind: str, limit_s: float
     ) -> list[dict[str, Any]]:
         """Make the cases ``name`` with their oracles; return native's own agreement, case by case.
 
         Args:
             points: Where dense inputs are tried.
             low: Index of the smallest point, where adversarial inputs and layouts are tried.
-            full: All adversarial cases and layouts.
+            kind: One of ``CASES``.
             limit_s: Seconds for the reference and native.
         """
         places = [codec.from_plain(Point, point) for point in points]
-        drafts = [*self._drafts(places, places[low], full=full)]
+        drafts = [*self._drafts(places, places[low], kind)]
         return self._with_oracles(name, drafts, limit_s)
 
     def do_forget(self, name: str) -> None:
@@ -170,22 +177,21 @@ class Zygote(Worker):
         isolation.kill_descendants(frozenset(self._children))
         return status
 
-    def _drafts(self, points: Sequence[Point], low: Point, *, full: bool) -> Iterator[_Draft]:
-        """Yield calls without oracles: dense at every point; adversarial and otherwise laid out at ``low``.
-
-        A trial at a heavy point is one dense call at ``low``: finalists are looked at more closely.
-        """
+    def _drafts(self, points: Sequence[Point], low: Point, kind: str) -> Iterator[_Draft]:
+        """Yield calls without oracles: dense at every point; adversarial and otherwise laid out at ``low``."""
+        heavy_terms = HEAVY_TRIAL_TERMS if kind == "trial" else HEAVY_TERMS
         at_low = self._make(low)
         for point in points:
-            if point == low or full or not self._is_heavy(point):
+            if point == low or kind == "points" or not self._is_heavy(point, heavy_terms):
                 values = at_low if point == low else self._make(point)
                 yield self._draft("dense", point, values, independent=self._is_random(point))
-        light = not self._is_heavy(low)
-        if light or full:
-            wanted = None if full and light else TRIAL_CASES if light else HEAVY_CASES
-            yield from self._adversarial(low, wanted)
-        if light:
-            for layout in buffers.LAYOUTS if full else TRIAL_LAYOUTS:
+        light = not self._is_heavy(low, heavy_terms)
+        if kind == "adversarial":
+            yield from self._adversarial(low, None if light else HEAVY_CASES)
+        elif kind == "trial" and light:
+            yield from self._adversarial(low, TRIAL_CASES)
+        if light and kind != "points":
+            for layout in TRIAL_LAYOUTS if kind == "trial" else buffers.LAYOUTS:
                 yield self._draft("dense", low, at_low, layout=layout, independent=self._is_random(low))
 
     def _adversarial(self, low: Point, wanted: frozenset[str] | None) -> Iterator[_Draft]:
@@ -199,11 +205,11 @@ class Zygote(Worker):
                 if wanted is not None and not left:
                     return  # the next ones cost as much to make as to run
 
-    def _is_heavy(self, point: Point) -> bool:
+    def _is_heavy(self, point: Point, heavy_terms: int) -> bool:
         axes = dict(point.axes)
         n = max(TERMS_OF_AN_ELEMENT, check.reduction_length(self._definition, axes, multi_affine=True))
         shapes = (self._definition.shape_of(spec, axes) for spec in self._definition.outputs.values())
-        return n * sum(math.prod(shape or ()) for shape in shapes) >= HEAVY_TERMS
+        return n * sum(math.prod(shape or ()) for shape in shapes) >= heavy_terms
 
     def _is_random(self, point: Point) -> bool:
         """Return whether every floating-point input at ``point`` comes from the seed."""
