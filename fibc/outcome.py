@@ -88,7 +88,7 @@ def finished(
     interrupted: bool,
 ) -> TuneResult:
     """A module was written."""
-    cuts = [f"out of time: {what}" for what in shop.budget.cuts]
+    cuts = [f"out of time: {', '.join(shop.budget.cuts)}"] if shop.budget.cuts else []
     return _result(
         task,
         layout,

@@ -12,7 +12,7 @@ from fibc.clock import now
 from fibc.codegen import lower
 from fibc.codegen.build import build
 from fibc.errors import FibcError
-from fibc.paths import OutLayout
+from fibc.paths import OutLayout, atomic_write
 from fibc.prove import Proof
 from fibc.runtime.package import read_table
 from fibc.schema.dataset import write_dataset
@@ -74,10 +74,13 @@ def make_table(shop: Shop, proof: Proof, *, interrupted: bool) -> DispatchTable:
 
 
 def publish(shop: Shop, table: DispatchTable, layout: OutLayout, cache: Cache) -> Path:
-    """Build the module of ``table`` and put it in its package's place; return the package."""
+    """Build the module of ``table``, put it and its kernels' sources in their places; return the package."""
     objects = {artifact.symbol: Path(artifact.object_path) for artifact in shop.artifacts.values()}
     package = layout.package(table.definition)
     build(table, objects, package, cache)
+    sources = {artifact.symbol: artifact.source for artifact in shop.artifacts.values()}
+    for variant in table.variants:
+        atomic_write(layout.sources(table.definition) / f"{variant.symbol}.cpp", sources[variant.symbol].encode())
     return package
 
 

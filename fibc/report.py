@@ -17,7 +17,7 @@ from fibc.schema.table import DispatchTable
 def print_result(console: Console, result: TuneResult) -> None:
     """Print what a run ends with: rows, boundary and test sets, what the numbers mean, how to import."""
     for note in result.notes:
-        console.print(f"note: {note}", style="yellow", markup=False, highlight=False)
+        console.print(f"note: {note}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     if result.plan:
         _print_plan(console, result)
         return
@@ -50,26 +50,31 @@ def print_table(console: Console, table: DispatchTable) -> None:
         f"{table.definition}  target {table.target}  native {table.native.name}  margin {table.min_speedup:g}",
         highlight=False,
         markup=False,
+        soft_wrap=True,
     )
     grid = Table(box=None, pad_edge=False)
     for title in (names, "native us", "serves", "speedup", "95 % interval", "verdict"):
         grid.add_column(title, justify="left" if title in (names, "serves", "verdict") else "right")
-    variants = {variant.candidate.digest: str(variant.candidate) for variant in table.variants}
+    short = {v.candidate.digest: f"{v.candidate.template} #{number}" for number, v in enumerate(table.variants, 1)}
     for row in table.rows:
-        grid.add_row(*_row_cells(row, variants))
+        grid.add_row(*_row_cells(row, short))
     console.print(grid)
+    for number, variant in enumerate(table.variants, 1):
+        console.print(f"  #{number} {variant.candidate}", markup=False, highlight=False, soft_wrap=True)
     reasons = _grouped_reasons(table.rows)
     for reason, cells in reasons.items():
-        console.print(f"  {', '.join(cells)}: {reason}", style="dim", markup=False, highlight=False)
+        console.print(f"  {', '.join(cells)}: {reason}", style="dim", markup=False, highlight=False, soft_wrap=True)
     replaced = sum(row.verdict is Verdict.REPLACE for row in table.rows)
     console.print(
         f"{replaced} of {len(table.rows)} cells replaced; expected false replacements at most "
         f"{table.expected_false_replacements:.2f} (alpha {table.alpha:g}); "
         f"{table.num_boundary_rejected} rejected by the boundary set; sizes outside the cells are native",
         highlight=False,
+        soft_wrap=True,
     )
     for template, reason in table.mismatches:
-        console.print(f"  template {template} does not match: {reason}", style="dim", markup=False, highlight=False)
+        line = f"  template {template} does not match: {reason}"
+        console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
 def print_call(console: Console, explained: CallExplained) -> None:
