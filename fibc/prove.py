@@ -71,8 +71,9 @@ def prove(shop: Shop, explored: Sequence[Explored]) -> Proof:
     num_tested = len(contests) + _num_tested(settled)
 
     replaced: list[Decision] = []
+    pace = _Pace(shop)
     while contests:
-        decisions, contests_next = _confirm(shop, contests)
+        decisions, contests_next = _confirm(shop, contests, pace)
         keys |= {contest.key.cell: contest.key for contest in contests}
         num_tested += len(contests_next)
         replaced += [decision for decision in decisions if decision.verdict is Verdict.REPLACE]
@@ -119,14 +120,14 @@ def read_test_set(shop: Shop, decisions: Sequence[Decision]) -> tuple[tuple[Comp
     return tuple(comparisons), tuple(slower)
 
 
-def _confirm(shop: Shop, contests: Sequence[_Contest]) -> tuple[list[Decision], list[_Contest]]:
+def _confirm(shop: Shop, contests: Sequence[_Contest], pace: _Pace) -> tuple[list[Decision], list[_Contest]]:
     """Run one round of the test; return decisions, and the halves of cells that no finalist gets as a whole."""
     arms = [arm for contest in contests for arm in contest.arms()]
     depth = max(contest.num_splits for contest in contests)
     shop.progress.stage("confirm" if depth == 0 else f"confirm, split {depth}", shop.task.policy.looks[-1])
     bench = shop.evaluator.bench(arms, shop.artifacts, [contest.key for contest in contests], fresh_process=True)
     policy = _policy_at(shop, depth)
-    pace = _Pace(shop)
+    pace.begins()
     results = measure.confirm(
         bench,
         arms,
@@ -155,7 +156,10 @@ def _confirm(shop: Shop, contests: Sequence[_Contest]) -> tuple[list[Decision], 
 
 
 class _Pace:
-    """Ends confirm while there is time left for what an acceptance is worth nothing without: the reconfirm."""
+    """Ends confirm while there is time left for what an acceptance is worth nothing without: the reconfirm.
+
+    One for all rounds: the first has every key, as the reconfirm has every winner, and so the longest sessions.
+    """
 
     def __init__(self, shop: Shop) -> None:
         self._shop = shop
@@ -168,6 +172,10 @@ class _Pace:
         self._longest_s = max(self._longest_s, now - self._began)
         self._began = now
         self._shop.progress.step(text)
+
+    def begins(self) -> None:
+        """Another round of confirm begins."""
+        self._began = self._shop.budget.elapsed()
 
     def leaves_enough(self) -> bool:
         """Whether the reconfirm's sessions, as long as the longest so far, and the module's build still fit."""

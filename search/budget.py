@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-RESERVE_FRACTION = 0.45
+RESERVE_FRACTION = 0.6
 """Part of a budget that the search leaves to confirming, reconfirming, the boundary and test sets and the module.
-Confirm and reconfirm are at least 16 sessions, each a process start of 1 to 2 s."""
+That is 24 to 48 sessions for a table, each a process start of 1 to 2 s and some seconds of timing."""
 
 
 class Budget:
