@@ -7,7 +7,7 @@ JOBS ?= 2
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: setup tune test check lint types imports format clean bench-quality bench-dispatch
+.PHONY: setup tune test check lint types imports format clean bench-quality bench-dispatch bench-coverage
 
 setup: $(STAMP)
 
@@ -40,6 +40,16 @@ imports: setup
 format: setup
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
+
+bench-quality: setup
+	$(PY) benchmarks/decision_quality.py
+
+bench-dispatch: setup
+	$(PY) benchmarks/dispatch_overhead.py
+
+# After `make tune`.
+bench-coverage: setup
+	$(PY) benchmarks/coverage.py defs/gemm.json --out build/ --largest 512
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
