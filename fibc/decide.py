@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from fibc import stats
 from fibc.schema.decision import Comparison, Conditions, Decision, Verdict
 from fibc.schema.evidence import ArmFailure, Confirmation, Contender, Estimate, Fate
-from fibc.schema.feature import FeatureKey, Point
+from fibc.schema.feature import Cell, FeatureKey, Point
 from fibc.schema.policy import PUBLISHED_LEVEL, Policy
 
 ESTIMATOR = "hodges-lehmann"
@@ -164,17 +164,34 @@ def check_boundary(
     """
     for failure in failures:
         where = points[failure.arm.point] if failure.arm.point < len(points) else f"workload {failure.arm.point}"
-        return _revoke(decision, f"revoked: the winner failed on a boundary workload ({where}): {failure.status}")
+        rejected = _revoke(decision, f"revoked: the winner failed on a boundary workload ({where}): {failure.status}")
+        return replace(rejected, boundary_rejected=True)
     for point, estimate in zip(points, estimates, strict=True):
         if estimate is not None and estimate.upper < 0:
             shown = f"{math.exp(estimate.mean):.3f}x, at most {math.exp(estimate.upper):.3f}x"
-            return _revoke(decision, f"revoked: slower than native on a boundary workload ({point}: {shown})")
+            rejected = _revoke(decision, f"revoked: slower than native on a boundary workload ({point}: {shown})")
+            return replace(rejected, boundary_rejected=True)
     return decision
 
 
 def is_slower(estimate: Estimate, policy: Policy) -> bool:
     """Whether a test workload is slower than native by more than the margin, beyond doubt."""
     return estimate.upper < -policy.margin
+
+
+def covering(decisions: Sequence[Decision], cell: Cell) -> list[Decision]:
+    """Return those of ``decisions`` that together cover ``cell``, or nothing where a part is missing."""
+    inside = [decision for decision in decisions if _within(decision.cell, cell)]
+    return inside if sum(_volume(decision.cell) for decision in inside) == _volume(cell) else []
+
+
+def _within(inner: Cell, outer: Cell) -> bool:
+    pairs = zip(inner.bounds, outer.bounds, strict=True)
+    return all(outer_first <= first and last <= outer_last for (first, last), (outer_first, outer_last) in pairs)
+
+
+def _volume(cell: Cell) -> int:
+    return math.prod(last - first + 1 for first, last in cell.bounds)
 
 
 def expected_false_replacements(num_tested: int, policy: Policy) -> float:

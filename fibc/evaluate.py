@@ -285,14 +285,14 @@ class Evaluator:
 
     # Checks ----------------------------------------------------------------------------------------------------------
 
-    def reference_check(self, points: Sequence[Point]) -> tuple[str, ...]:
+    def reference_check(self, points: Sequence[Point], *, limit_s: float = REFERENCE_TIMEOUT_S) -> tuple[str, ...]:
         """Return what is wrong with the reference at ``points``: it raises, hangs, dies, or returns another form."""
         try:
             problems = self._running().call(
                 "reference",
-                REFERENCE_TIMEOUT_S + isolation.GRACE_S,
+                limit_s + isolation.GRACE_S,
                 points=[codec.to_plain(point) for point in points],
-                limit_s=REFERENCE_TIMEOUT_S,
+                limit_s=limit_s,
             )
         except ChildFailedError as error:
             return (f"{self._definition.name}: reference: {error.log}",)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fibc import measure
+from fibc import decide, measure
 from fibc.backends.base import Backend, BuildFailure
 from fibc.clock import now
 from fibc.schema.candidate import Artifact, Candidate
@@ -44,15 +44,22 @@ class Explored:
 def explore(shop: Shop, store: StudyStore, keys: Sequence[FeatureKey]) -> tuple[Explored, ...]:
     """Search every key in the order given; a later key starts from the best of its nearest neighbour.
 
-    A key whose search was finished by an earlier run with the same fingerprint is answered from the record.
+    A key whose search was finished, or whose cell was decided, by an earlier run with the same fingerprint is answered
+    from the record.
 
     Raises:
         KeyboardInterrupt: As the user asks; what was recorded stays.
     """
     done = _recorded_finalists(shop)
+    decided = shop.verdicts.decisions()
     best: dict[Cell, Sequence[Trial]] = {}
     explored: list[Explored] = []
     for index, key in enumerate(keys):
+        if known := decide.covering(decided, key.cell):
+            winners = tuple(dict.fromkeys(decision.candidate for decision in known if decision.candidate))
+            explored.append(Explored(key, winners, "decided by an earlier run", partial=False))
+            shop.progress.step(f"{key}: decided by an earlier run")
+            continue
         if str(key) in done:
             explored.append(Explored(key, done[str(key)], "answered from the record", partial=False))
             shop.progress.step(f"{key}: {len(done[str(key)])} finalists, answered from the record")

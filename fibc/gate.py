@@ -7,6 +7,7 @@ from typing import Any
 from fibc import measure
 from fibc.cache import Cache
 from fibc.errors import GateError, InputError
+from fibc.evaluate import REFERENCE_TIMEOUT_S
 from fibc.schema.digest import digest_json
 from fibc.schema.evidence import GateResult
 from fibc.schema.feature import FeatureKey
@@ -23,7 +24,8 @@ def check_reference(shop: Shop) -> None:
         InputError: If it raises, hangs, or returns another shape or dtype than the definition says.
     """
     smallest = _by_size(shop)[0]
-    problems = shop.evaluator.reference_check(smallest.points[:1])
+    limit_s = shop.budget.deadline_s(REFERENCE_TIMEOUT_S)
+    problems = shop.evaluator.reference_check(smallest.points[:1], limit_s=limit_s)
     if problems:
         raise InputError("\n".join(problems))
 

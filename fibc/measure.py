@@ -14,12 +14,14 @@ from collections.abc import Callable, Sequence
 from fibc import stats
 from fibc.bench import ArmFailed, ArmsFailed, Bench, Session, session_seed
 from fibc.errors import EvaluationError
-from fibc.race import Evidence, Race
+from fibc.race import Race
+from fibc.ride import TimeLeft, ride
 from fibc.schema.candidate import NATIVE
 from fibc.schema.evaluation import Arm, Pair, SessionSamples
-from fibc.schema.evidence import ArmFailure, Assessment, Confirmation, GateResult, Screening
-from fibc.schema.policy import PUBLISHED_LEVEL, Policy
-from fibc.turn import KeyTimer, Turn, by_key, open_session, time_pair
+from fibc.schema.evidence import ArmFailure, Assessment, Confirmation, Estimate, GateResult, Screening
+from fibc.schema.policy import Policy
+from fibc.series import Series
+from fibc.turn import Turn, by_key, open_session, time_pair
 
 __all__ = [
     "ArmFailed",
@@ -39,7 +41,6 @@ __all__ = [
     "session_seed",
 ]
 
-TimeLeft = Callable[[], bool]
 OnSession = Callable[[int, int], None]
 
 
@@ -99,7 +100,9 @@ def screen(bench: Bench, arms: Sequence[Arm], values: Sequence[float], policy: P
             num_rounds[arm] += now
         ranking.sort(key=lambda arm: -latest[arm])
         rung += 1
-    finalists = tuple(arms[arm] for arm in ranking[: policy.finalists] if latest[arm] >= policy.drop_below)
+    lead = max((latest[arm] for arm in ranking), default=0.0)
+    least = max(policy.drop_below, lead - policy.finalist_span)
+    finalists = tuple(arms[arm] for arm in ranking[: policy.finalists] if latest[arm] >= least)
     num_pairs = sum(len(sample.pairs) for sample in samples)
     return Screening(finalists, tuple(latest), num_pairs, tuple(failures), tuple(samples))
 
@@ -162,17 +165,7 @@ def confirm(
         opened = [race for race in races if race.open]
         if not opened or not time_left():
             break
-        turn_seed = session_seed(seed, "confirm", index)
-        rng = random.Random(turn_seed)
-        rng.shuffle(opened)
-        turns: list[Turn] = []
-        with open_session(bench, turn_seed, turns) as session:
-            for race in opened:
-                if not time_left():
-                    break
-                turns.append(race.timer.run(session, Turn("confirm", index, turn_seed), rng))
-        for race, turn in zip(opened, turns, strict=False):
-            race.add(turn)
+        ride(bench, opened, session_seed(seed, "confirm", index), time_left)
         on_session(index, sum(race.open for race in races))
     return {race.key: race.result() for race in races}
 
@@ -237,37 +230,23 @@ def assess(
     Returns:
         Estimates with one-sided bounds at 95 %.
     """
-    timers = [KeyTimer(arms, indexes, policy) for indexes in by_key(arms).values()]
-    evidence = [Evidence() for _ in arms]
-    failures: list[ArmFailure] = []
-    samples: list[SessionSamples] = []
+    every = [Series(arms, indexes, policy, stage) for indexes in by_key(arms).values()]
     for index in range(policy.fixed_sessions):
-        running = [timer for timer in timers if timer.active]
+        running = [series for series in every if series.open]
         if not running or not time_left():
             break
-        turn_seed = session_seed(seed, stage, index)
-        rng = random.Random(turn_seed)
-        rng.shuffle(running)
-        turns: list[Turn] = []
-        with open_session(bench, turn_seed, turns) as session:
-            for timer in running:
-                if not time_left():
-                    break
-                turns.append(timer.run(session, Turn(stage, index, turn_seed), rng))
-        for timer, turn in zip(running, turns, strict=False):
-            samples += turn.samples(arms)
-            failures += turn.arm_failures(arms)
-            timer.remove(arms[arm].candidate for arm in turn.failures)
-            for arm in timer.active:
-                evidence[arm].add(turn.pairs[arm])
+        ride(bench, running, session_seed(seed, stage, index), time_left)
         on_session(index, len(running))
-    failed = {failure.arm for failure in failures}
-    complete = [len(seen.effects) == policy.fixed_sessions and arms[i] not in failed for i, seen in enumerate(evidence)]
-    estimates = tuple(
-        seen.estimate(arm, 1 - PUBLISHED_LEVEL) if whole else None
-        for arm, seen, whole in zip(arms, evidence, complete, strict=True)
+    estimates: dict[int, Estimate | None] = {}
+    for series in every:
+        estimates |= series.estimates()
+    return Assessment(
+        stage,
+        tuple(arms),
+        tuple(estimates[index] for index in range(len(arms))),
+        tuple(failure for series in every for failure in series.failures),
+        tuple(sample for series in every for sample in series.samples),
     )
-    return Assessment(stage, tuple(arms), estimates, tuple(failures), tuple(samples))
 
 
 def gate_arms(policy: Policy) -> tuple[Arm, ...]:

@@ -1,20 +1,23 @@
-"""The proof of keys: confirm finalists in fresh processes, split cells, reconfirm winners, ask the boundary set."""
+"""The proof of keys: finalists race in fresh processes, cells are split, winners have to show it again."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from fibc import decide, measure
 from fibc.explore import Explored
+from fibc.race import Race
+from fibc.ride import Entrant, ride
 from fibc.schema.cells import split_key
 from fibc.schema.decision import Comparison, Decision, Verdict
 from fibc.schema.evaluation import Arm, Status
-from fibc.schema.evidence import ArmFailure, Assessment
+from fibc.schema.evidence import ArmFailure, Assessment, Estimate
 from fibc.schema.feature import Cell, FeatureKey, Point, feature_values
 from fibc.schema.policy import Policy
 from fibc.schema.workload import Workload
+from fibc.series import Series
 from fibc.shop import Shop
 
 RECONFIRM_SHARE = 0.5
@@ -42,19 +45,6 @@ class Proof:
     num_tested: int
 
 
-@dataclass(frozen=True)
-class _Contest:
-    """A key with the finalists that are tested on it."""
-
-    key: FeatureKey
-    finalists: tuple[str, ...]
-    num_splits: int
-    partial: bool
-
-    def arms(self) -> list[Arm]:
-        return [Arm(str(self.key), point, digest) for digest in self.finalists for point in range(len(self.key.points))]
-
-
 def prove(shop: Shop, explored: Sequence[Explored]) -> Proof:
     """Return the decision of every cell, from data that the search has not seen.
 
@@ -62,55 +52,40 @@ def prove(shop: Shop, explored: Sequence[Explored]) -> Proof:
     """
     recorded = shop.verdicts.decisions()
     settled: list[Decision] = []
-    contests: list[_Contest] = []
-    keys: dict[Cell, FeatureKey] = {}
+    proving = _Proving(shop)
     for item in explored:
-        known = _covering(recorded, item.key.cell)
+        known = decide.covering(recorded, item.key.cell)
         if known:
             settled += known
         elif item.finalists:
-            contests.append(_Contest(item.key, item.finalists, 0, item.partial))
+            proving.admit(item.key, item.finalists)
         else:
             settled.append(_without_finalists(item))
-    num_tested = len(contests) + _num_tested(settled)
-
-    replaced: list[Decision] = []
-    pace = _Pace(shop)
-    while contests:
-        decisions, contests_next = _confirm(shop, contests, pace)
-        keys |= {contest.key.cell: contest.key for contest in contests}
-        num_tested += len(contests_next)
-        replaced += [decision for decision in decisions if decision.verdict is Verdict.REPLACE]
-        settled += [decision for decision in decisions if decision.verdict is not Verdict.REPLACE]
-        contests = contests_next
-
-    checked, boundary, num_rejected = _reconfirm(shop, replaced, keys)
-    final = sorted([*settled, *checked], key=lambda decision: decision.cell)
-    for decision in final:
-        if not decision.partial and decision not in recorded:
-            shop.verdicts.append("decision", decision)
-        if decision.partial:
-            shop.budget.cut(f"evidence of {decision.cell}")
-    return Proof(tuple(final), boundary, num_rejected, num_tested)
+            proving.keep(settled[-1])
+    num_tested = _num_tested(settled)
+    proving.run()
+    final = sorted([*settled, *proving.decisions], key=lambda decision: decision.cell)
+    num_rejected = sum(decision.boundary_rejected for decision in final)
+    return Proof(tuple(final), tuple(proving.boundary), num_rejected, num_tested + proving.num_tested)
 
 
 def recorded_proof(shop: Shop) -> Proof | None:
     """Return what is settled already, for a run that was interrupted; None where nothing would be replaced."""
     keys = [key.cell for key in shop.task.keys]
     recorded = shop.verdicts.decisions()
-    settled = [decision for cell in keys for decision in _covering(recorded, cell)]
+    settled = [decision for cell in keys for decision in decide.covering(recorded, cell)]
     if not any(decision.verdict is Verdict.REPLACE for decision in settled):
         return None
-    open_keys = [key for key in shop.task.keys if not _covering(recorded, key.cell)]
+    open_keys = [key for key in shop.task.keys if not decide.covering(recorded, key.cell)]
     settled += [decide.inconclusive(key, "the run was interrupted", partial=True) for key in open_keys]
-    num_rejected = sum(decision.revoked for decision in settled)
+    num_rejected = sum(decision.boundary_rejected for decision in settled)
     return Proof(tuple(sorted(settled, key=lambda d: d.cell)), (), num_rejected, _num_tested(settled))
 
 
 def read_test_set(shop: Shop, decisions: Sequence[Decision]) -> tuple[tuple[Comparison, ...], tuple[str, ...]]:
     """Measure the test workloads that fall into replaced cells, once; return them, and a line for each slower one."""
     keys = _keys_of(shop, decisions, shop.task.sets.test, "test")
-    seen = _assess(shop, decisions, [keys], "test")
+    seen = _assess(shop, decisions, keys, "test")
     comparisons: list[Comparison] = []
     slower: list[str] = [f"{failure.arm.key}: {failure.status}: {failure.log}" for failure in seen.failures]
     for cell, key in keys.items():
@@ -124,76 +99,213 @@ def read_test_set(shop: Shop, decisions: Sequence[Decision]) -> tuple[tuple[Comp
     return tuple(comparisons), tuple(slower)
 
 
-def _confirm(shop: Shop, contests: Sequence[_Contest], pace: _Pace) -> tuple[list[Decision], list[_Contest]]:
-    """Run one round of the test; return decisions, and the halves of cells that no finalist gets as a whole."""
-    arms = [arm for contest in contests for arm in contest.arms()]
-    depth = max(contest.num_splits for contest in contests)
-    shop.progress.stage("confirm" if depth == 0 else f"confirm, split {depth}", shop.task.policy.looks[-1])
-    bench = shop.evaluator.bench(arms, shop.artifacts, [contest.key for contest in contests], fresh_process=True)
-    policy = _policy_at(shop, depth)
-    pace.begins()
-    results = measure.confirm(
-        bench,
-        arms,
-        policy,
-        shop.task.options.seed + depth,
-        time_left=pace.leaves_enough,
-        on_session=lambda session, num_open: pace.ended(f"session {session + 1}, {num_open} keys open"),
-    )
-    decisions: list[Decision] = []
-    halves: list[_Contest] = []
-    for contest in contests:
-        confirmation = results[str(contest.key)]
-        shop.keep_samples(confirmation.samples)
-        outcome = decide.decide(
-            contest.key, confirmation, shop.task.policy, shop.conditions, num_splits=contest.num_splits
-        )
-        if isinstance(outcome, Decision):
-            decisions.append(outcome)
-            continue
-        parts = _halves(shop, contest.key) if shop.time_left() else ()
-        if parts:
-            halves += [_Contest(part, outcome.candidates, outcome.num_splits, contest.partial) for part in parts]
+@dataclass
+class _CellProof:
+    """One cell on its way to a decision: a race of its finalists, then a series of the winner.
+
+    Attributes:
+        race: The confirm sessions.
+        accepted: A replacement that fresh sessions have to show again; None while the race goes on.
+        series: Its reconfirm sessions.
+        asked: The boundary workloads of the cell as a key; None where there are none.
+        boundary: Their sessions.
+        wrong: An output of the winner that was wrong on a boundary workload.
+    """
+
+    key: FeatureKey
+    finalists: tuple[str, ...]
+    num_splits: int
+    race: Race
+    accepted: Decision | None = None
+    series: Series | None = None
+    asked: FeatureKey | None = None
+    boundary: Series | None = None
+    wrong: list[ArmFailure] = field(default_factory=list)
+
+    def entrants(self) -> list[Entrant]:
+        """Return what rides in the next session."""
+        return [rider for rider in (self.series or self.race, self.boundary) if rider is not None and rider.open]
+
+
+class _Proving:
+    """The sessions of a proof. Cells at every stage ride in the same ones, so that no stage waits for another's last.
+
+    Attributes:
+        decisions: Of the cells that are settled.
+        boundary: Evidence of the boundary workloads of cells that were to be replaced.
+        num_tested: Cells that were confirmed, whatever their verdict.
+    """
+
+    def __init__(self, shop: Shop) -> None:
+        self._shop = shop
+        self._pace = _Pace(shop)
+        self._arms: list[Arm] = []
+        self._keys: list[FeatureKey] = []
+        self._cells: list[_CellProof] = []
+        self.decisions: list[Decision] = []
+        self.boundary: list[Comparison] = []
+        self.num_tested = 0
+
+    def admit(self, key: FeatureKey, finalists: tuple[str, ...], num_splits: int = 0) -> None:
+        """Let the finalists of a key race."""
+        indexes = self._add_arms(key, finalists)
+        race = Race(str(key), self._arms, indexes, _policy_at(self._shop, num_splits))
+        self._cells.append(_CellProof(key, finalists, num_splits, race))
+        self.num_tested += 1
+
+    def run(self) -> None:
+        """Hold sessions until every cell is settled or time runs out."""
+        shop, seed = self._shop, self._shop.task.options.seed
+        policy = shop.task.policy
+        shop.progress.stage("prove", policy.looks[-1] + policy.fixed_sessions if self._cells else 0)
+        self._pace.begins()
+        index = 0
+        while self._cells:
+            self._conclude_races(may_go_on=self._pace.leaves_enough(index))
+            riders = [rider for cell in self._cells for rider in cell.entrants()]
+            if not riders or not shop.time_left():
+                break
+            bench = shop.evaluator.bench(self._arms, shop.artifacts, self._keys, fresh_process=True)
+            ride(bench, riders, measure.session_seed(seed, "prove", index), shop.time_left)
+            index += 1
+            num_racing = sum(cell.accepted is None for cell in self._cells)
+            self._pace.ended(
+                f"session {index}: {num_racing} keys in confirm, {len(self._cells) - num_racing} in reconfirm"
+            )
+            self._conclude_series()
+        for cell in self._cells:
+            self._settle(cell)
+
+    def keep(self, decision: Decision) -> None:
+        """Record a decision that is final, or say that its evidence is cut short."""
+        if decision.partial:
+            self._shop.budget.cut(f"evidence of {decision.cell}")
         else:
-            decisions.append(outcome.decision)
-    return decisions, halves
+            self._shop.verdicts.append("decision", decision)
+
+    def _add_arms(self, key: FeatureKey, candidates: Sequence[str]) -> list[int]:
+        first = len(self._arms)
+        self._arms += [Arm(str(key), point, digest) for digest in candidates for point in range(len(key.points))]
+        self._keys.append(key)
+        return list(range(first, len(self._arms)))
+
+    def _end(self, decision: Decision) -> None:
+        self.keep(decision)
+        self.decisions.append(decision)
+
+    def _conclude_races(self, *, may_go_on: bool) -> None:
+        """Decide the cells whose race is over, or all where races must end; let halves race and winners go on."""
+        over = [cell for cell in self._cells if cell.accepted is None and not (cell.race.open and may_go_on)]
+        self._cells = [cell for cell in self._cells if cell not in over]
+        accepted: list[_CellProof] = []
+        for cell in over:
+            confirmation = cell.race.result()
+            self._shop.keep_samples(confirmation.samples)
+            task = self._shop.task
+            outcome = decide.decide(
+                cell.key, confirmation, task.policy, self._shop.conditions, num_splits=cell.num_splits
+            )
+            if isinstance(outcome, decide.Split):
+                halves = self._halves(outcome)
+                for half in halves:
+                    self.admit(half, outcome.candidates, outcome.num_splits)
+                if not halves:
+                    self._end(outcome.decision)
+            elif outcome.verdict is Verdict.REPLACE:
+                cell.accepted = outcome
+                accepted.append(cell)
+            else:
+                self._end(outcome)
+        self._reconfirm(accepted)
+
+    def _halves(self, split: decide.Split) -> tuple[FeatureKey, ...]:
+        policy, task = self._shop.task.policy, self._shop.task
+        if not self._pace.fits(policy.looks[0] + policy.fixed_sessions):
+            return ()
+        return split_key(split.key, task.features, task.sets.tune, task.definition)
+
+    def _reconfirm(self, cells: Sequence[_CellProof]) -> None:
+        """Let winners ride anew, at the points of their keys and at the boundary workloads of their cells."""
+        shop = self._shop
+        policy = shop.task.policy
+        accepted = {cell.key.cell: cell.accepted for cell in cells if cell.accepted is not None}
+        boundary = _keys_of(shop, accepted.values(), shop.task.sets.boundary, "boundary")
+        wrong = _wrong_outputs(shop, accepted.values(), boundary)
+        for cell in cells:
+            winner = accepted[cell.key.cell].candidate
+            indexes = self._add_arms(cell.key, [winner])
+            cell.series = Series(self._arms, indexes, policy, "reconfirm")
+            cell.asked = boundary.get(cell.key.cell)
+            if cell.key.cell in wrong:
+                cell.wrong.append(wrong[cell.key.cell])
+            elif cell.asked is not None:
+                cell.boundary = Series(self._arms, self._add_arms(cell.asked, [winner]), policy, "boundary")
+        self._cells += cells
+
+    def _conclude_series(self) -> None:
+        done = [cell for cell in self._cells if cell.accepted is not None and not cell.entrants()]
+        self._cells = [cell for cell in self._cells if cell not in done]
+        for cell in done:
+            self._settle(cell)
+
+    def _settle(self, cell: _CellProof) -> None:
+        """Publish or revoke a replacement, from its fresh sessions alone."""
+        assert cell.accepted is not None
+        assert cell.series is not None
+        shop, decision = self._shop, cell.accepted
+        late = shop.evaluator.late_failures.get(decision.candidate)
+        known = [] if late is None else [ArmFailure(Arm(str(cell.key), 0, decision.candidate), late.status, late.log)]
+        shop.keep_samples(cell.series.samples)
+        estimates = list(cell.series.estimates().values())
+        settled = decide.settle(decision, cell.key, estimates, [*cell.series.failures, *known], shop.conditions)
+        if cell.asked is not None and settled.verdict is Verdict.REPLACE:
+            seen: list[Estimate | None] = [None] * len(cell.asked.points)
+            failures = list(cell.wrong)
+            if cell.boundary is not None:
+                shop.keep_samples(cell.boundary.samples)
+                seen = list(cell.boundary.estimates().values())
+                failures += cell.boundary.failures
+            settled = decide.check_boundary(settled, cell.asked.points, seen, failures)
+            self.boundary += [
+                decide.compare(estimate, point, "boundary", shop.conditions)
+                for point, estimate in zip(cell.asked.points, seen, strict=True)
+                if estimate is not None
+            ]
+        self._end(settled)
 
 
 class _Pace:
-    """Ends confirm while there is time left for what an acceptance is worth nothing without: the reconfirm.
-
-    One for all rounds: the first has every key, as the reconfirm has every winner, and so the longest sessions.
-    """
+    """Ends races while there is time left for what an acceptance is worth nothing without: the reconfirm."""
 
     def __init__(self, shop: Shop) -> None:
         self._shop = shop
         self._began = shop.budget.elapsed()
         self._longest_s = 0.0
-        self._num_sessions = 0
+
+    def begins(self) -> None:
+        """The first session begins."""
+        self._began = self._shop.budget.elapsed()
 
     def ended(self, text: str) -> None:
-        """A session has ended."""
+        """A session has ended; the first ones, with every key's finalists, are the longest."""
         now = self._shop.budget.elapsed()
         self._longest_s = max(self._longest_s, now - self._began)
         self._began = now
-        self._num_sessions += 1
         self._shop.progress.step(text)
 
-    def begins(self) -> None:
-        """Another round of confirm begins."""
-        self._began = self._shop.budget.elapsed()
-        self._num_sessions = 0
+    def fits(self, num_sessions: int) -> bool:
+        """Whether so many more sessions and the module's build fit, each a part of the longest one."""
+        return self._shop.budget.fits(num_sessions * RECONFIRM_SHARE * self._longest_s + PUBLISH_S)
 
-    def leaves_enough(self) -> bool:
-        """Whether the reconfirm's sessions and the module's build still fit.
+    def leaves_enough(self, num_sessions: int) -> bool:
+        """Whether races may go on after ``num_sessions``: the reconfirm still fits behind another session.
 
-        A round that has begun goes on to its first look while there is any time: less than that decides nothing.
+        The first look is always waited for while there is any time: less than that decides nothing.
         """
         policy = self._shop.task.policy
-        if 0 < self._num_sessions < policy.looks[0]:
+        if num_sessions < policy.looks[0]:
             return not self._shop.budget.expired()
-        needed_s = policy.fixed_sessions * RECONFIRM_SHARE * self._longest_s + PUBLISH_S
-        return self._shop.budget.fits(needed_s)
+        return self.fits(policy.fixed_sessions + 1)
 
 
 def _policy_at(shop: Shop, depth: int) -> Policy:
@@ -209,53 +321,8 @@ def _policy_at(shop: Shop, depth: int) -> Policy:
     return replace(policy, num_keys=policy.num_keys * shares)
 
 
-def _halves(shop: Shop, key: FeatureKey) -> tuple[FeatureKey, ...]:
-    return split_key(key, shop.task.features, shop.task.sets.tune, shop.task.definition)
-
-
-def _reconfirm(
-    shop: Shop, replaced: Sequence[Decision], keys: Mapping[Cell, FeatureKey]
-) -> tuple[list[Decision], tuple[Comparison, ...], int]:
-    """Measure winners anew, at the points of their keys and at the boundary workloads of their cells.
-
-    Both in the same fresh sessions: the boundary set judges only rows that the reconfirm leaves standing.
-    """
-    boundary_keys = _keys_of(shop, replaced, shop.task.sets.boundary, "boundary")
-    wrong = _wrong_outputs(shop, replaced, boundary_keys)
-    timed = {cell: key for cell, key in boundary_keys.items() if cell not in wrong}
-    seen = _assess(shop, replaced, [{d.cell: keys[d.cell] for d in replaced}, timed], "reconfirm")
-    checked: list[Decision] = []
-    comparisons: list[Comparison] = []
-    num_rejected = 0
-    for decision in replaced:
-        cell, key = decision.cell, keys[decision.cell]
-        failures = _failures(shop, seen, key, decision.candidate)
-        settled = decide.settle(decision, key, seen.of(str(key)), failures, shop.conditions)
-        if cell in boundary_keys and settled.verdict is Verdict.REPLACE:
-            asked = boundary_keys[cell]
-            estimates = seen.of(str(asked))
-            failures = _failures(shop, seen, asked, decision.candidate)
-            failures += [wrong[cell]] if cell in wrong else []
-            settled = decide.check_boundary(settled, asked.points, estimates, failures)
-            num_rejected += settled.revoked
-            comparisons += [
-                decide.compare(estimate, point, "boundary", shop.conditions)
-                for point, estimate in zip(asked.points, estimates, strict=False)
-                if estimate is not None
-            ]
-        checked.append(settled)
-    return checked, tuple(comparisons), num_rejected
-
-
-def _failures(shop: Shop, seen: Assessment, key: FeatureKey, winner: str) -> list[ArmFailure]:
-    """Return what failed at ``key``, and also an output of the winner that was found wrong after its last session."""
-    failures = [failure for failure in seen.failures if failure.arm.key == str(key)]
-    late = shop.evaluator.late_failures.get(winner)
-    return failures if late is None else [*failures, ArmFailure(Arm(str(key), 0, winner), late.status, late.log)]
-
-
 def _wrong_outputs(
-    shop: Shop, decisions: Sequence[Decision], keys: Mapping[Cell, FeatureKey]
+    shop: Shop, decisions: Iterable[Decision], keys: Mapping[Cell, FeatureKey]
 ) -> dict[Cell, ArmFailure]:
     """Return the winners that are wrong on a boundary workload, by cell."""
     wrong: dict[Cell, ArmFailure] = {}
@@ -269,13 +336,10 @@ def _wrong_outputs(
     return wrong
 
 
-def _assess(
-    shop: Shop, decisions: Sequence[Decision], groups: Sequence[Mapping[Cell, FeatureKey]], stage: str
-) -> Assessment:
-    """Measure the winners at every point of every key of ``groups``, in fresh sessions."""
+def _assess(shop: Shop, decisions: Sequence[Decision], keys: Mapping[Cell, FeatureKey], stage: str) -> Assessment:
+    """Measure the winners at every point of ``keys``, in fresh sessions."""
     arms = [
         Arm(str(keys[decision.cell]), point, decision.candidate)
-        for keys in groups
         for decision in decisions
         if decision.cell in keys
         for point in range(len(keys[decision.cell].points))
@@ -283,8 +347,7 @@ def _assess(
     shop.progress.stage(stage, shop.task.policy.fixed_sessions if arms else 0)
     if not arms:
         return Assessment(stage, (), (), (), ())
-    every_key = [key for keys in groups for key in keys.values()]
-    bench = shop.evaluator.bench(arms, shop.artifacts, every_key, fresh_process=True)
+    bench = shop.evaluator.bench(arms, shop.artifacts, list(keys.values()), fresh_process=True)
     seen = measure.assess(
         bench,
         arms,
@@ -318,21 +381,6 @@ def _keys_of(
 
 def _num_tested(decisions: Iterable[Decision]) -> int:
     return sum(bool(decision.confirm) for decision in decisions)
-
-
-def _covering(recorded: Sequence[Decision], cell: Cell) -> list[Decision]:
-    """Return the recorded decisions that together cover ``cell``, or nothing where a part is missing."""
-    inside = [decision for decision in recorded if _within(decision.cell, cell)]
-    return inside if sum(_volume(decision.cell) for decision in inside) == _volume(cell) else []
-
-
-def _within(inner: Cell, outer: Cell) -> bool:
-    pairs = zip(inner.bounds, outer.bounds, strict=True)
-    return all(outer_first <= first and last <= outer_last for (first, last), (outer_first, outer_last) in pairs)
-
-
-def _volume(cell: Cell) -> int:
-    return math.prod(last - first + 1 for first, last in cell.bounds)
 
 
 def _without_finalists(item: Explored) -> Decision:

@@ -49,7 +49,10 @@ class Race:
     Attributes:
         key: ``str`` of the key's cell.
         timer: Times the arms of the finalists that are still in the race.
+        num_sessions: So many were taken in.
     """
+
+    stage = "confirm"
 
     def __init__(self, key: str, arms: Sequence[Arm], indexes: Sequence[int], policy: Policy) -> None:
         self.key = key
@@ -61,23 +64,23 @@ class Race:
         self._contenders = {digest: Contender(digest, Fate.RUNNING, (), None) for digest in self._places}
         self._evidence = {arm: Evidence() for arm in indexes}
         self._samples: list[SessionSamples] = []
-        self._num_sessions = 0
+        self.num_sessions = 0
         self._last_look = 0
 
     @property
     def open(self) -> bool:
         """Whether another session would be of use."""
-        return bool(self.timer.active) and self._num_sessions < self._policy.looks[-1]
+        return bool(self.timer.active) and self.num_sessions < self._policy.looks[-1]
 
     def add(self, turn: Turn) -> None:
         """Take in a session, and look where its number says so."""
         self._samples += turn.samples(self._arms)
-        self._num_sessions += 1
+        self.num_sessions += 1
         for failure in turn.arm_failures(self._arms):
             self._end(failure.arm.candidate, Fate.FAILED, failure)
         for arm in self.timer.active:
             self._evidence[arm].add(turn.pairs[arm])
-        if self._num_sessions in self._policy.looks:
+        if self.num_sessions in self._policy.looks:
             self._look()
 
     def _end(self, candidate: str, fate: Fate, failure: ArmFailure | None = None) -> None:
@@ -88,7 +91,7 @@ class Race:
         return [contender for contender in self._contenders.values() if contender.fate is fate]
 
     def _look(self) -> None:
-        self._last_look = self._num_sessions
+        self._last_look = self.num_sessions
         for contender in self._with(Fate.RUNNING):
             places = self._places[contender.candidate]
             estimates = tuple(self._evidence[arm].estimate(self._arms[arm], self._alpha) for arm in places)
@@ -122,7 +125,7 @@ class Race:
     def result(self) -> Confirmation:
         """End the test. Where time ran out between two looks, the next look is taken early."""
         partial = self.open
-        if partial and self._num_sessions > max(self._last_look, self._policy.looks[0]):
+        if partial and self.num_sessions > max(self._last_look, self._policy.looks[0]):
             self._look()
         accepted = self._with(Fate.ACCEPTED)
         if accepted:
@@ -139,7 +142,7 @@ class Race:
             winner=max(accepted, key=lambda contender: contender.lower).candidate if accepted else "",
             contenders=tuple(sorted(self._contenders.values(), key=lambda contender: -contender.mean)),
             split=() if accepted else tuple(split),
-            num_sessions=self._num_sessions,
+            num_sessions=self.num_sessions,
             partial=partial,
             samples=tuple(self._samples),
         )

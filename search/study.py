@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import optuna
@@ -19,16 +19,16 @@ from fibc.search.sampler import distributions, fixed_template, make_sampler, par
 from fibc.search.space import Config, ConfigSpace
 from fibc.search.store import StoredStudy, StudyStore, Trial
 
-HOPELESS = math.log(0.8)
-"""A value (ln native / candidate) below which a config is far behind: a trial's value is a median of a few paired
-rounds and off by some percent on a bad machine, and 20 % is several times that."""
+HOPELESS = math.log(0.9)
+"""A best value (ln native / candidate) below which a key is given up once its design is done. A trial's value is a
+median of a few paired rounds and off by some percent on a bad machine; a tenth is more than that and the margin."""
 
 LEFT_BEHIND = math.log(0.5)
 """A value below which a template is not worth more trials at a key: twice native's time is more than tunables of one
 template gain over its default, and its default or a neighbour's best was tried."""
 
 TRIALS_TO_LEAVE = 2
-"""Trials of a template that must all be left behind; a neighbouring key where it was left behind counts for one."""
+"""Trials of a template that must all be left behind; a neighbouring key where it was left behind counts as some."""
 
 DESIGN_TRIALS = 10
 DESIGN_TRIALS_PER_TEMPLATE = 4
@@ -64,13 +64,13 @@ class KeyStudy:
         trials: int,
         sampler: str,
         warm_start: Sequence[tuple[str, Config]],
-        trailing: Collection[str],
+        trailing: Mapping[str, int],
         stored: StoredStudy | None,
     ) -> None:
         self._spaces = {space.template: ConfigSpace(space) for space in spaces}
         self._trials = trials
         self._stored = stored
-        self._trailing = frozenset(trailing)
+        self._trailing = dict(trailing)
         self._queue = list(warm_start)
         for template, space in self._spaces.items():
             if (default := space.default()) is not None:
@@ -95,8 +95,8 @@ class KeyStudy:
     def is_left_behind(self, template: str) -> bool:
         """Return whether ``template`` has shown that its configs are far slower than native here."""
         values = [t.value for t in self.finished if t.template == template and t.value is not None]
-        needed = TRIALS_TO_LEAVE - (template in self._trailing)
-        return len(values) >= needed and max(values) < LEFT_BEHIND
+        needed = TRIALS_TO_LEAVE - self._trailing.get(template, 0)
+        return len(values) >= needed and max(values, default=-math.inf) < LEFT_BEHIND
 
     def ask(self) -> Proposal | None:
         """Return the next config to build and time; None where the study has stopped, or waits for open proposals."""
@@ -183,15 +183,23 @@ class KeyStudy:
         if num >= self._trials:
             return f"all {num} trials are done"
         values = [trial.value for trial in self.finished if trial.value is not None]
-        if num >= self.num_design and max(values, default=-math.inf) < HOPELESS:
+        if num >= self._design_left() and max(values, default=-math.inf) < HOPELESS:
             best = f"the best reached {math.exp(max(values)):.2f} of native's speed" if values else "all failed"
             return f"given up after {num} trials: {best}"
         if all(name in self._empty or self.is_left_behind(name) for name in self._spaces):
             if any(map(self.is_left_behind, self._spaces)):
-                lead = f"the best reached {math.exp(max(values)):.2f} of native's speed"
+                lead = f"the best reached {math.exp(max(values, default=-math.inf)):.2f} of native's speed"
                 return f"given up after {num} trials: every template is left behind, {lead}"
             return f"every valid config was tried ({num})"
         return None
+
+    def _design_left(self) -> int:
+        """Return how many trials make the design, less those that templates which were left behind will not get."""
+        spared = 0
+        for template in filter(self.is_left_behind, self._spaces):
+            tried = sum(trial.template == template for trial in self.finished)
+            spared += max(0, DESIGN_TRIALS_PER_TEMPLATE - tried)
+        return self.num_design - spared
 
     def _draw(self) -> tuple[optuna.Trial, str, Config] | None:
         """Return an unseen valid config with its open trial: queued, else drawn, else the nearest to what was drawn."""
@@ -240,7 +248,7 @@ def open_study(
     seed: int = settings.DEFAULT_SEED,
     trials: int = settings.DEFAULT_TRIALS,
     warm_start: Sequence[tuple[str, Config]] = (),
-    trailing: Collection[str] = (),
+    trailing: Mapping[str, int] | None = None,
     record: Mapping[tuple[str, Config], float | None] | None = None,
     fresh: bool = False,
     sampler: str = "tpe",
@@ -254,7 +262,7 @@ def open_study(
         seed: Of the search. Equal seeds, spaces, records and answers give equal proposals.
         trials: Trials per key, known ones included.
         warm_start: Configs to try first, best first, for example a neighbour's; those outside ``spaces`` are dropped.
-        trailing: Templates that the nearest tuned key left behind.
+        trailing: Templates that the nearest tuned key left behind, with the trials that this counts as.
         record: What is known from elsewhere: values by (template, config), None for a candidate that failed.
         fresh: Forget the trials stored under ``name``.
         sampler: ``tpe`` or ``random``.
@@ -278,7 +286,7 @@ def open_study(
         trials=trials,
         sampler=sampler,
         warm_start=warm_start,
-        trailing=trailing,
+        trailing=trailing or {},
         stored=stored,
     )
     for trial in known:

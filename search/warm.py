@@ -8,10 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from fibc.schema.feature import Cell
 from fibc.search.space import Config
 from fibc.search.store import Trial
-from fibc.search.study import LEFT_BEHIND
+from fibc.search.study import LEFT_BEHIND, TRIALS_TO_LEAVE
 
 NUM_WARM = 3
 """Configs taken over from a neighbour: its finalists but for the last, or one template could fill the design."""
+
+LOST = math.log(0.25)
+LOST_WITHIN = 1.5
+"""A template that was four times slower than native at a key at most this far away (in powers of two) is not tried: a
+gap of that size does not close so fast, and its trials are the longest of all."""
 
 
 def distance(left: Cell, right: Cell) -> float:
@@ -39,13 +44,22 @@ def warm_start(cell: Cell, best: Mapping[Cell, Sequence[Trial]]) -> tuple[tuple[
     return tuple((trial.template, trial.config) for trial in best[neighbour][:NUM_WARM])
 
 
-def trailing(cell: Cell, best: Mapping[Cell, Sequence[Trial]]) -> frozenset[str]:
-    """Return the templates whose best trial at the nearest tuned key was left behind."""
+def trailing(cell: Cell, best: Mapping[Cell, Sequence[Trial]]) -> dict[str, int]:
+    """Return the templates that the nearest tuned key left behind, with the trials at ``cell`` that this counts as.
+
+    The best template of that key counts as one trial at most, so that something is tried everywhere.
+    """
     neighbour = nearest(cell, (other for other, trials in best.items() if trials))
     if neighbour is None:
-        return frozenset()
+        return {}
     lead: dict[str, float] = {}
     for trial in best[neighbour]:
         if trial.value is not None:
             lead[trial.template] = max(trial.value, lead.get(trial.template, trial.value))
-    return frozenset(template for template, value in lead.items() if value < LEFT_BEHIND)
+    near = distance(cell, neighbour) <= LOST_WITHIN
+    top = max(lead.values(), default=0.0)
+    return {
+        template: TRIALS_TO_LEAVE if near and value < LOST and value < top else 1
+        for template, value in lead.items()
+        if value < LEFT_BEHIND
+    }

@@ -179,7 +179,7 @@ class SimulatedEvaluator:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def reference_check(self, points: Sequence[Point]) -> tuple[str, ...]:
+    def reference_check(self, points: Sequence[Point], *, limit_s: float) -> tuple[str, ...]:
         return ()
 
     def native_check(self, keys: Sequence[FeatureKey]) -> tuple[str, ...]:

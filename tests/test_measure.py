@@ -173,7 +173,7 @@ def test_half_of_a_rungs_rounds_are_native_first_for_every_candidate() -> None:
 
 
 def test_a_few_trials_need_no_rung() -> None:
-    screening, bench = screen([1.2, 0.99, 1.1, 0.96, 1.3])
+    screening, bench = screen([1.1, 0.99, 1.05, 0.98, 1.12])
     assert bench.asked == []
     assert [arm.candidate for arm in screening.finalists] == ["c4", "c0", "c2", "c1"]
 
@@ -181,6 +181,11 @@ def test_a_few_trials_need_no_rung() -> None:
 def test_finalists_behind_native_are_dropped() -> None:
     screening, _ = screen([0.96, 0.98, 0.5])
     assert [arm.candidate for arm in screening.finalists] == ["c1"]
+
+
+def test_finalists_far_behind_the_best_one_are_dropped() -> None:
+    screening, _ = screen([1.3, 1.13, 1.11, 1.0])
+    assert [arm.candidate for arm in screening.finalists] == ["c0", "c1"]
 
 
 def test_a_screen_without_a_hope_measures_nothing() -> None:

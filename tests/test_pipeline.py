@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from simulation import BLOCKS, Machine, write_definition
 
 import fibc
 from fibc.errors import GateError, InputError
+from fibc.paths import OutLayout
+from fibc.records import RecordLog
 from fibc.runtime.package import load, read_table
 from fibc.schema.decision import Verdict
 from fibc.schema.evaluation import Status
@@ -90,6 +93,34 @@ def test_a_second_run_with_nothing_changed_builds_and_measures_nothing(
     assert second.up_to_date
     assert second.table == first.table
     assert not made.asked
+
+
+def test_a_cell_that_an_earlier_run_decided_is_not_searched_again(
+    machine: Callable[..., Machine], tmp_path: Path
+) -> None:
+    made = machine(lambda block, rows: 1.2 if block == 1 else 0.8)
+    first = tune(tmp_path)
+    log = RecordLog(OutLayout(tmp_path / "out").records("toy"), definition="", environment="")
+    log.compact(lambda record: record.kind != "finalists")
+    shutil.rmtree(first.package)
+    made.asked.clear()
+    second = tune(tmp_path)
+    assert blocks(second) == blocks(first)
+    assert made.asked["trials"] == 0
+    assert made.asked["benches"] == 0
+
+
+def test_stages_share_sessions(machine: Callable[..., Machine], tmp_path: Path) -> None:
+    """Whole cells, halves and winners: 8 confirm sessions, 8 of the halves beside the winners', 8 of the halves'."""
+    machine(lambda block, rows: (1.3 if rows != 9 else 0.8) if block == 5 else 0.7)
+    result = tune(tmp_path, sizes=(1, 2, 4, 8, 9, 16))
+    log = RecordLog(OutLayout(tmp_path / "out").records("toy"), definition="", environment="")
+    seeds: dict[str, set[int]] = {}
+    for record in log.read():
+        if record.kind == "samples" and record.value["stage"] in {"confirm", "reconfirm"}:
+            seeds.setdefault(record.value["stage"], set()).add(record.value["seed"])
+    assert blocks(result)["1"] == 5
+    assert len(seeds["confirm"] & seeds["reconfirm"]) >= 8, "halves race in the sessions of the first reconfirm"
 
 
 def test_fresh_forgets_and_measures_again(machine: Callable[..., Machine], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Proving: time for the reconfirm is kept, as an acceptance without one serves native."""
+"""Proving: stages share sessions, and time for the reconfirm is kept, as an acceptance without one serves native."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from fibc.progress import Quiet
 from fibc.prove import PUBLISH_S, RECONFIRM_SHARE, _Pace
 from fibc.schema.policy import Policy
 from fibc.search.budget import Budget
+
+FIRST_LOOK = Policy().looks[0]
 
 
 class Clock:
@@ -34,40 +36,48 @@ def make_pace(clock: Clock, total_s: float) -> _Pace:
 
 
 def needed_s(longest_s: float) -> float:
-    return Policy().fixed_sessions * RECONFIRM_SHARE * longest_s + PUBLISH_S
+    return (Policy().fixed_sessions + 1) * RECONFIRM_SHARE * longest_s + PUBLISH_S
 
 
-def run_to_first_look(pace: _Pace, clock: Clock, session_s: float) -> None:
-    for _ in range(Policy().looks[0]):
+def run_sessions(pace: _Pace, clock: Clock, session_s: float, num: int = FIRST_LOOK) -> None:
+    for _ in range(num):
         clock.now += session_s
         pace.ended("a session")
 
 
-def test_confirm_ends_while_the_sessions_of_the_reconfirm_still_fit(clock: Clock) -> None:
+def test_races_end_while_the_sessions_of_the_reconfirm_still_fit(clock: Clock) -> None:
     pace = make_pace(clock, total_s=100.0)
-    assert pace.leaves_enough()
-    run_to_first_look(pace, clock, session_s=4.0)
+    assert pace.leaves_enough(0)
+    run_sessions(pace, clock, session_s=4.0)
     clock.now = 100.0 - needed_s(4.0) - 0.1
-    assert pace.leaves_enough()
+    assert pace.leaves_enough(FIRST_LOOK)
     clock.now = 100.0 - needed_s(4.0) + 0.1
-    assert not pace.leaves_enough()
+    assert not pace.leaves_enough(FIRST_LOOK)
 
 
-def test_a_round_that_has_begun_goes_on_to_its_first_look(clock: Clock) -> None:
+def test_the_first_look_is_waited_for_while_there_is_any_time(clock: Clock) -> None:
     pace = make_pace(clock, total_s=100.0)
     clock.now = 90.0
     pace.ended("a long session")
-    assert pace.leaves_enough()
+    assert pace.leaves_enough(FIRST_LOOK - 1)
     clock.now = 101.0
-    assert not pace.leaves_enough()
+    assert not pace.leaves_enough(FIRST_LOOK - 1)
 
 
-def test_the_longest_session_of_all_rounds_counts(clock: Clock) -> None:
+def test_the_longest_session_counts_also_when_later_ones_are_short(clock: Clock) -> None:
     pace = make_pace(clock, total_s=200.0)
-    run_to_first_look(pace, clock, session_s=8.0)
-    pace.begins()
-    run_to_first_look(pace, clock, session_s=1.0)
+    run_sessions(pace, clock, session_s=8.0)
+    run_sessions(pace, clock, session_s=1.0)
     clock.now = 200.0 - needed_s(8.0) - 0.1
-    assert pace.leaves_enough()
+    assert pace.leaves_enough(2 * FIRST_LOOK)
     clock.now = 200.0 - needed_s(8.0) + 0.1
-    assert not pace.leaves_enough()
+    assert not pace.leaves_enough(2 * FIRST_LOOK)
+
+
+def test_halves_race_only_where_their_race_and_reconfirm_still_fit(clock: Clock) -> None:
+    pace = make_pace(clock, total_s=200.0)
+    run_sessions(pace, clock, session_s=4.0)
+    clock.now = 200.0 - (16 * RECONFIRM_SHARE * 4.0 + PUBLISH_S) - 0.1
+    assert pace.fits(16)
+    clock.now += 0.2
+    assert not pace.fits(16)

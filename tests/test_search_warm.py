@@ -5,7 +5,7 @@ from __future__ import annotations
 from fibc.schema.evaluation import Status
 from fibc.schema.feature import Cell
 from fibc.search.store import Trial
-from fibc.search.warm import NUM_WARM, distance, nearest, trailing, warm_start
+from fibc.search.warm import LOST, NUM_WARM, distance, nearest, trailing, warm_start
 
 
 def cell(*bounds: tuple[int, int]) -> Cell:
@@ -54,5 +54,16 @@ def test_a_template_trails_where_its_best_at_the_neighbour_was_left_behind() -> 
     tile = Trial("gemm/tile", (("block_m", 4),), -0.1, Status.PASSED)
     slow = Trial("gemm/tile", (("block_m", 8),), -2.0, Status.PASSED)
     best = {cell((5, 8)): [tile, trial(1, -1.0), slow]}
-    assert trailing(cell((9, 16)), best) == {"gemm/matvec"}
-    assert trailing(cell((9, 16)), {}) == frozenset()
+    assert trailing(cell((9, 16)), best) == {"gemm/matvec": 1}
+    assert trailing(cell((9, 16)), {}) == {}
+
+
+def test_a_template_four_times_slower_at_a_near_key_counts_as_tried() -> None:
+    tile = Trial("gemm/tile", (("block_m", 4),), 0.1, Status.PASSED)
+    best = {cell((5, 8)): [tile, trial(1, LOST - 0.1)]}
+    assert trailing(cell((9, 16)), best) == {"gemm/matvec": 2}
+    assert trailing(cell((33, 64)), best) == {"gemm/matvec": 1}
+
+
+def test_the_best_template_is_tried_however_slow_it_was_next_door() -> None:
+    assert trailing(cell((9, 16)), {cell((5, 8)): [trial(1, LOST - 0.1)]}) == {"gemm/matvec": 1}

@@ -80,6 +80,7 @@ class Decision:
         reconfirm: One per point of the winner, from fresh sessions alone; empty unless replaced or revoked.
         reason: A sentence: why native stays, what it would take, or what was shown.
         revoked: True where the reconfirm or a boundary workload took an acceptance back.
+        boundary_rejected: True where it was a boundary workload.
         synthetic: True where no recorded tune workload backs the cell.
         partial: True where the budget ended before the evidence did.
     """
@@ -91,5 +92,6 @@ class Decision:
     reconfirm: tuple[Comparison, ...]
     reason: str
     revoked: bool = False
+    boundary_rejected: bool = False
     synthetic: bool = False
     partial: bool = False

@@ -24,6 +24,7 @@ class Policy:
         reduction_factor: One in so many candidates enters the next rung.
         finalists: Rungs end where no more are left.
         drop_below: Finalists whose log speedup is below are dropped.
+        finalist_span: So are those further behind the best one, on a log scale: several times a screen's noise.
         promote_above: Candidates whose log speedup is below enter no further rung, whatever their rank.
         hopeless: Log speedups by round, the last one for all later rounds: a candidate leaves a rung early where its
             best round so far is below. One timing may be three times too long, one in each of two pairs hardly ever.
@@ -45,6 +46,7 @@ class Policy:
     reduction_factor: int = 3
     finalists: int = 4
     drop_below: float = -0.03
+    finalist_span: float = 0.15
     promote_above: float = -0.2
     hopeless: tuple[float, ...] = (math.log(0.25), math.log(0.7))
     looks: tuple[int, ...] = (8, 16, 32)

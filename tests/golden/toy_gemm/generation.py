@@ -1,4 +1,4 @@
-"""One generation of the dispatch of toy_gemm: table 90acf022213321e8."""
+"""One generation of the dispatch of toy_gemm: table fc1284055521e6c9."""
 
 from . import _native
 from .surface import Surface

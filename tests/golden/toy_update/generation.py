@@ -1,4 +1,4 @@
-"""One generation of the dispatch of toy_update: table 5f189dc925ca006d."""
+"""One generation of the dispatch of toy_update: table 24f6e106ceb6a2ec."""
 
 from . import _native
 from .surface import Surface
