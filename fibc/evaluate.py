@@ -6,19 +6,19 @@ import contextlib
 import math
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Protocol, Self
+from typing import Any, Self
 
 from fibc import inputs, isolation
+from fibc.bench import ArmFailed, Bench, Session
+from fibc.child import START_TIMEOUT_S, Child, ChildFailedError, may_be_bad_luck, spawn
 from fibc.errors import EvaluationError, InputError
-from fibc.measure import ArmFailed, Bench, Session
-from fibc.rpc import Channel, ChannelClosedError
+from fibc.process_bench import ArmPlan, Outcome, ProcessBench, ProcessSession, bind
+from fibc.rpc import Channel
 from fibc.schema import codec
 from fibc.schema.candidate import NATIVE, Artifact, Candidate
 from fibc.schema.definition import Definition
@@ -29,9 +29,6 @@ from fibc.schema.workload import Workload
 from fibc.validation import Validation
 from fibc.worker import MALLOC_TUNABLES, Setup
 
-START_TIMEOUT_S = 180.0
-"""Importing torch takes 1.3 s; a native's package that compiles kernels when it is imported takes minutes."""
-
 REFERENCE_TIMEOUT_S = 120.0
 """For the reference and native over all cases of one key."""
 
@@ -41,116 +38,6 @@ KEEP_FRACTION = 0.125
 
 DATA_BYTES = 32 << 30
 """The most that a candidate may allocate on a machine with more memory than it can ask for by mistake."""
-
-LOG_TAIL_BYTES = 8192
-
-
-class ChildFailedError(Exception):
-    """A request failed because of what the child ran.
-
-    Attributes:
-        alive: The child still serves.
-    """
-
-    def __init__(self, status: Status, log: str, *, alive: bool) -> None:
-        super().__init__(log)
-        self.status = status
-        self.log = log
-        self.alive = alive
-
-
-class _Process(Protocol):
-    """How a child's process is ended."""
-
-    def end(self, *, kill: bool) -> int:
-        """Wait for its end, which was seen to come or is forced; return its exit code, minus the signal."""
-        ...
-
-
-class Child:
-    """A worker as its parent sees it."""
-
-    def __init__(self, channel: Channel, log: IO[bytes], process: _Process) -> None:
-        self.channel = channel
-        self._log = log
-        self._process = process
-        self.open = True
-        self.bound: set[int] = set()
-
-    def call(self, op: str, timeout_s: float, **arguments: Any) -> Any:
-        """Return what the child answers.
-
-        Raises:
-            ChildFailedError: If a candidate failed: it raised, died, or took longer, which ends the child.
-            EvaluationError: If native failed.
-        """
-        self.tell(op, **arguments)
-        return self.answer(timeout_s)
-
-    def tell(self, op: str, **arguments: Any) -> None:
-        """Send a request whose answer is read later."""
-        try:
-            self.channel.send({"op": op, **arguments})
-        except ChannelClosedError:
-            raise self._died(kill=False) from None
-
-    def answer(self, timeout_s: float) -> Any:
-        """Return the answer to the last request, as ``call``."""
-        try:
-            reply = self.channel.receive(timeout_s)
-        except TimeoutError:
-            self._died(kill=True)
-            log = f"took longer than {timeout_s:g} s\n{self.log_tail()}".rstrip()
-            raise ChildFailedError(Status.TIMEOUT, log, alive=False) from None
-        except ChannelClosedError:
-            raise self._died(kill=False) from None
-        except BaseException:  # an interrupt: the answer is still to come, so nothing more can be asked
-            self._died(kill=True)
-            raise
-        if "ok" in reply:
-            return reply["ok"]
-        if "failed" in reply:
-            status, log = reply["failed"]
-            raise ChildFailedError(Status(status), log, alive=True)
-        raise EvaluationError(f"native failed while it was timed:\n{reply['broken']}")
-
-    def close(self) -> None:
-        """End the child."""
-        if self.open:
-            self._died(kill=True)
-        self._log.close()
-
-    def log_tail(self) -> str:
-        """Return the end of what the child wrote to its standard streams."""
-        if self._log.closed:
-            return ""
-        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
-        return self._log.read().decode(errors="replace").strip()
-
-    def _died(self, *, kill: bool) -> ChildFailedError:
-        self.open = False
-        self.channel.close()
-        code = self._process.end(kill=kill)
-        tail = self.log_tail()
-        status = Status.RUNTIME_ERROR
-        how = f"exited with status {code}"
-        if code < 0:
-            number = signal.Signals(-code)
-            how = f"ended by {number.name}"
-            exhausted = number in (signal.SIGKILL, signal.SIGXFSZ) or "bad_alloc" in tail
-            status = Status.RESOURCE if exhausted else Status.CRASH
-        return ChildFailedError(status, f"{how}\n{tail}".rstrip(), alive=False)
-
-
-@dataclass(frozen=True)
-class _Exec:
-    """An exec'd worker."""
-
-    supervised: isolation.Supervised
-
-    def end(self, *, kill: bool) -> int:
-        done = None if kill else self.supervised.wait(isolation.GRACE_S)
-        return (done or self.supervised.stop()).returncode
 
 
 @dataclass(frozen=True)
@@ -190,25 +77,6 @@ class Trial:
         return self._session
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a full validation ends with; as ``Trial``, without a session."""
-
-    status: Status
-    log: str
-    correctness: Correctness | None
-
-
-@dataclass(frozen=True)
-class _ArmPlan:
-    """An arm with what a worker needs to bind it; ``artifact`` is None for native."""
-
-    candidate: str
-    point: Point
-    artifact: Artifact | None
-    deterministic: bool
-
-
 class Evaluator:
     """Evaluates candidates of one definition beside its native. A context manager: no process outlives it.
 
@@ -242,7 +110,7 @@ class Evaluator:
         """
         ram_bytes = memory_bytes()
         self._definition = definition
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._setup = Setup(
             definition=definition.to_json(),
             native_source=native.source,
@@ -319,13 +187,13 @@ class Evaluator:
             EvaluationError: If native fails, or no worker starts.
         """
         self._prepare_trial(key)
-        plan = _ArmPlan(candidate.digest, key.points[key.screen_point], artifact, True)
+        plan = ArmPlan(candidate.digest, key.points[key.screen_point], artifact, True)
         outcome, child = self._validated(plan, "trial")
         if child is None:
             yield Trial(outcome.status, outcome.log, outcome.correctness)
             return
-        bench = _ProcessBench(self, [self._judged(plan, outcome)], fresh_process=False)
-        with _ProcessSession(bench, self._setup.seed, child) as session:
+        bench = ProcessBench(self, [self._judged(plan, outcome)], fresh_process=False)
+        with ProcessSession(bench, self._setup.seed, child) as session:
             yield Trial(outcome.status, outcome.log, outcome.correctness, session)
 
     def validate(self, candidate: Candidate, artifact: Artifact, key: FeatureKey) -> Outcome:
@@ -348,7 +216,7 @@ class Evaluator:
 
     def _judge(self, candidate: Candidate, artifact: Artifact, point: Point, cases: str) -> Outcome:
         """Validate on prepared cases; an output that was wrong after an earlier timing counts."""
-        plan = _ArmPlan(candidate.digest, point, artifact, True)
+        plan = ArmPlan(candidate.digest, point, artifact, True)
         outcome, child = self._validated(plan, cases)
         if child is None:
             return outcome
@@ -357,22 +225,22 @@ class Evaluator:
         late = self.late_failures.get(candidate.digest)
         return outcome if late is None else Outcome(late.status, late.log, outcome.correctness)
 
-    def _judged(self, plan: _ArmPlan, outcome: Outcome) -> _ArmPlan:
+    def _judged(self, plan: ArmPlan, outcome: Outcome) -> ArmPlan:
         """Return the plan with what its validation showed, and remember that for later benches."""
         assert outcome.correctness is not None
         self._deterministic[plan.candidate] = outcome.correctness.deterministic
         return replace(plan, deterministic=outcome.correctness.deterministic)
 
-    def _validated(self, plan: _ArmPlan, cases: str) -> tuple[Outcome, Child | None]:
+    def _validated(self, plan: ArmPlan, cases: str) -> tuple[Outcome, Child | None]:
         """Return the outcome, and the child that still holds the candidate where it passed."""
         for attempt in (1, 2):
             child = self._fork()
             try:
-                _bind(child, 0, plan, self._timeout_s)
-                reply = child.call("validate", self._timeout_s, arm=0, cases=cases)
+                bind(child, 0, plan, self.timeout_s)
+                reply = child.call("validate", self.timeout_s, arm=0, cases=cases)
             except ChildFailedError as error:
                 child.close()
-                if attempt == 1 and _may_be_bad_luck(error):
+                if attempt == 1 and may_be_bad_luck(error):
                     continue
                 return Outcome(error.status, error.log, None), None
             except BaseException:
@@ -406,7 +274,7 @@ class Evaluator:
         """
         points = {str(key): key.points for key in keys}
         plans = [
-            _ArmPlan(
+            ArmPlan(
                 arm.candidate,
                 points[arm.key][arm.point],
                 None if arm.candidate == NATIVE else artifacts[arm.candidate],
@@ -419,7 +287,7 @@ class Evaluator:
             for index, failure in enumerate(self.late_failures.get(arm.candidate) for arm in arms)
             if failure is not None
         }
-        return _ProcessBench(self, plans, fresh_process=fresh_process, failed=late)
+        return ProcessBench(self, plans, fresh_process=fresh_process, failed=late)
 
     def aa_bench(self, keys: Sequence[FeatureKey], num: int) -> tuple[Bench, tuple[Arm, ...]]:
         """Return a bench of ``num`` arms of native against native at screening points of ``keys``, and the arms."""
@@ -430,8 +298,20 @@ class Evaluator:
 
     # Processes -------------------------------------------------------------------------------------------------------
 
-    def start_session(self, seed: int) -> Child:
-        """Start an exec'd session.
+    def start_session(self, seed: int, *, fresh_process: bool) -> Child:
+        """Start a session: exec'd, or a child of the zygote that shares its weights."""
+        if fresh_process:
+            return self._exec_session(seed)
+        child = self._fork()
+        child.call("reseed", START_TIMEOUT_S, seed=seed)
+        return child
+
+    def end_session(self, child: Child) -> None:
+        """End a session's process."""
+        child.close()
+
+    def _exec_session(self, seed: int) -> Child:
+        """Exec a worker.
 
         Two are started at once and one is kept for the next call: importing torch takes one core, and nothing is timed
         meanwhile. The spare has nothing to do, and no weights, until its turn.
@@ -439,16 +319,10 @@ class Evaluator:
         self._stop_zygote()  # its copies of the weights and a session's would together take half of the memory
         child, self._spare = self._spare, None
         if child is None:
-            child, self._spare = self._spawn("fibc.worker"), self._spawn("fibc.worker")
+            child, self._spare = spawn("fibc.worker"), spawn("fibc.worker")
             self._set_up(self._spare, seed)
         self._set_up(child, seed)
         self._first(child, "start")
-        return child
-
-    def fork_session(self, seed: int) -> Child:
-        """Fork a session that shares the zygote's weights."""
-        child = self._fork()
-        child.call("reseed", START_TIMEOUT_S, seed=seed)
         return child
 
     def known_inner(self, point: Point) -> int | None:
@@ -456,27 +330,6 @@ class Evaluator:
 
     def keep_inner(self, point: Point, inner: int) -> None:
         self._inner[point] = inner
-
-    @property
-    def timeout_s(self) -> float:
-        return self._timeout_s
-
-    def _spawn(self, module: str) -> Child:
-        """Exec a worker, without waiting for it."""
-        ours, theirs = Channel.pair()
-        log = tempfile.TemporaryFile()  # noqa: SIM115  the Child closes it
-        tunables = ":".join(filter(None, (os.environ.get("GLIBC_TUNABLES"), MALLOC_TUNABLES)))
-        try:
-            supervised = isolation.start(
-                [sys.executable, "-P", "-m", module, str(theirs.fileno())],
-                env={**os.environ, "GLIBC_TUNABLES": tunables},
-                pass_fds=(theirs.fileno(),),
-                stdout=log.fileno(),
-                stderr=log.fileno(),
-            )
-        finally:
-            theirs.close()
-        return Child(ours, log, _Exec(supervised))
 
     def _set_up(self, child: Child, seed: int) -> None:
         """Wait for a worker, and tell it what it works on."""
@@ -495,7 +348,7 @@ class Evaluator:
         if self._zygote is None or not self._zygote.open:
             self._stop_zygote()
             self._stop_spare()
-            self._zygote = self._spawn("fibc.zygote")
+            self._zygote = spawn("fibc.zygote")
             self._set_up(self._zygote, self._setup.seed)
         return self._zygote
 
@@ -570,125 +423,3 @@ def _size(point: Point) -> int:
     for _, value in point.axes:
         size *= value
     return size
-
-
-def _bind(child: Child, arm: int, plan: _ArmPlan, timeout_s: float) -> None:
-    child.call(
-        "bind",
-        timeout_s,
-        arm=arm,
-        point=codec.to_plain(plan.point),
-        artifact=None if plan.artifact is None else codec.to_plain(plan.artifact),
-        deterministic=plan.deterministic,
-    )
-    child.bound.add(arm)
-
-
-def _may_be_bad_luck(error: ChildFailedError) -> bool:
-    """Return whether a clean process could show another outcome: the child died, and not of its deadline."""
-    return not error.alive and error.status is not Status.TIMEOUT
-
-
-@dataclass
-class _ProcessBench:
-    """A bench whose sessions are worker processes; see ``measure.Bench``.
-
-    Attributes:
-        failed: Arms that failed in an earlier session, or whose outputs had changed at its end.
-        pardoned: Arms whose process died once; they were tried again in a clean one, and will not be a second time.
-    """
-
-    evaluator: Evaluator
-    plans: Sequence[_ArmPlan]
-    fresh_process: bool
-    failed: dict[int, ArmFailed] = field(default_factory=dict)
-    pardoned: set[int] = field(default_factory=set)
-
-    def fail(self, arm: int, status: Status, log: str, *, late: bool = False) -> None:
-        """Have every later pair of the arm raise; a ``late`` failure goes with the candidate beyond this bench."""
-        self.failed[arm] = ArmFailed(arm, status, log)
-        if late:
-            self.evaluator.late_failures[self.plans[arm].candidate] = Outcome(status, log, None)
-
-    def session(self, seed: int) -> AbstractContextManager[Session]:
-        return _ProcessSession(self, seed, None)
-
-    def start(self, seed: int) -> Child:
-        return self.evaluator.start_session(seed) if self.fresh_process else self.evaluator.fork_session(seed)
-
-
-class _ProcessSession:
-    """A session in a worker process that is replaced when an arm kills it; see ``measure.Session``."""
-
-    def __init__(self, bench: _ProcessBench, seed: int, child: Child | None) -> None:
-        self._bench = bench
-        self._seed = seed
-        self._child = child
-
-    def pair(self, candidate: int, native_first: bool) -> tuple[float, float]:
-        """Return seconds per call of (native, candidate).
-
-        Raises:
-            ArmFailed: If the candidate failed now or earlier.
-        """
-        bench = self._bench
-        plan, evaluator = bench.plans[candidate], bench.evaluator
-        while candidate not in bench.failed:
-            child = self._running()
-            try:
-                if candidate not in child.bound:
-                    _bind(child, candidate, plan, evaluator.timeout_s)
-                native_s, candidate_s, inner = child.call(
-                    "pair",
-                    evaluator.timeout_s,
-                    arm=candidate,
-                    native_first=native_first,
-                    inner=evaluator.known_inner(plan.point),
-                )
-            except ChildFailedError as error:
-                if _may_be_bad_luck(error) and candidate not in bench.pardoned:
-                    bench.pardoned.add(candidate)
-                else:
-                    bench.fail(candidate, error.status, error.log)
-            else:
-                evaluator.keep_inner(plan.point, inner)
-                return native_s, candidate_s
-        raise bench.failed[candidate]
-
-    def close(self) -> None:
-        """Check outputs after timing, and end the process."""
-        child = self._child
-        if child is None:
-            return
-        try:
-            for arm in sorted(child.bound):
-                if child.open and arm not in self._bench.failed:
-                    self._recheck(child, arm)
-        finally:
-            child.close()
-            self._child = None
-
-    def _recheck(self, child: Child, arm: int) -> None:
-        try:
-            message = child.call("recheck", self._bench.evaluator.timeout_s, arm=arm)
-        except ChildFailedError as error:
-            self._bench.fail(arm, error.status, error.log, late=True)
-        else:
-            if message is not None:
-                self._bench.fail(arm, Status.INCORRECT_NUMERICAL, message, late=True)
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if kind is None:
-            self.close()
-        elif self._child is not None:
-            self._child.close()
-
-    def _running(self) -> Child:
-        if self._child is None or not self._child.open:
-            if self._child is not None:
-                self._child.close()
-            self._child = self._bench.start(self._seed)
-        return self._child

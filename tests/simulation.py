@@ -18,8 +18,8 @@ from worlds import SimulatedBench, World
 import fibc.pipeline
 import fibc.task
 from fibc.backends.base import BuildFailure, Mismatch
-from fibc.evaluate import Outcome
 from fibc.measure import Bench, Session
+from fibc.process_bench import Outcome
 from fibc.schema.candidate import NATIVE, Artifact, Candidate, ConfigValue, Guards, Target, TensorGuard
 from fibc.schema.definition import Definition
 from fibc.schema.digest import digest_json
