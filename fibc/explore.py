@@ -21,6 +21,11 @@ from fibc.search.study import KeyStudy, Proposal, open_study
 from fibc.search.warm import trailing, warm_start
 from fibc.shop import Shop
 
+HEAVY_CALL_S = 0.01
+HEAVY_PART = 4
+"""A key whose native call takes longer gets a quarter of the trials. On two cores an oracle and a trial take seconds
+there (one at M = 4096 of defs/gemm.json 2 to 6 s), and its neighbour's best configs, which come first, are close."""
+
 BATCH_PER_JOB = 2
 """Configs asked for at once per compiler: builds and measurements alternate, as both want every core."""
 
@@ -150,6 +155,8 @@ class _KeySearch:
                 if evaluation.status is not Status.PASSED:
                     self._broken.setdefault(candidate.digest, evaluation)
             value = measure.screen_value(evaluation.pairs) if evaluation.pairs else None
+            if evaluation.pairs and min(pair.native_s for pair in evaluation.pairs) > HEAVY_CALL_S:
+                self._study.limit(max(1, shop.task.options.trials // HEAVY_PART))
             self._study.tell(proposal.number, value, evaluation.status, evaluation.log)
 
     def _known(self, candidate: Candidate) -> Evaluation | None:

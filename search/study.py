@@ -98,6 +98,10 @@ class KeyStudy:
         needed = TRIALS_TO_LEAVE - self._trailing.get(template, 0)
         return len(values) >= needed and max(values, default=-math.inf) < LEFT_BEHIND
 
+    def limit(self, trials: int) -> None:
+        """End after ``trials`` trials, where that is fewer than before."""
+        self._trials = min(self._trials, trials)
+
     def ask(self) -> Proposal | None:
         """Return the next config to build and time; None where the study has stopped, or waits for open proposals."""
         if self._ended() or len(self.finished) + len(self._open) >= self._trials:

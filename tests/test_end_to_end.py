@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -181,3 +183,37 @@ def test_a_second_definition_shares_the_out(site: Path) -> None:
         assert (
             load(site / "build" / f"fibc_{name}").run(torch.ones(1, 320), torch.ones(1, 320), torch.ones(320)).sum() > 0
         )
+
+
+def test_ctrl_c_ends_a_run_at_once_leaves_no_process_and_the_next_run_goes_on(site: Path, tmp_path: Path) -> None:
+    command = ["tune", "defs/my norm.json", "--out", str(tmp_path / "build"), "--trials", "4"]
+    running = subprocess.Popen(
+        [sys.executable, "-m", "fibc.cli", *command],
+        cwd=site,
+        env={**os.environ, "FIBC_CACHE_DIR": str(site / "cache"), "COLUMNS": "160"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert running.stderr is not None
+    seen = []
+    for line in running.stderr:  # the first key is searched, the others are not
+        seen.append(line)
+        if "trials" in line:
+            break
+    began = time.monotonic()
+    os.killpg(running.pid, signal.SIGINT)  # as a terminal does: the whole group, workers included
+    output, errors = running.communicate(timeout=60)
+    assert running.returncode == 130, output + errors
+    assert time.monotonic() - began < 30
+    assert "Traceback" not in errors, errors
+    with pytest.raises(ProcessLookupError):
+        os.killpg(running.pid, 0)
+    assert not list((tmp_path / "build").glob("fibc_*/")), "no module without evidence"
+    log = RecordLog(tmp_path / "build" / "fibc-records" / "my_norm_w320.records", definition="", environment="")
+    kept = sum(record.kind == "evaluation" for record in log.read())
+    assert kept >= 1
+    done = run_fibc(site, *command, "--json")
+    assert done.returncode == 0, done.stderr
+    assert sum(record.kind == "evaluation" for record in log.read()) >= kept

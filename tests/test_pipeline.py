@@ -110,6 +110,13 @@ def test_a_cell_that_an_earlier_run_decided_is_not_searched_again(
     assert made.asked["benches"] == 0
 
 
+def test_a_key_of_heavy_calls_gets_a_quarter_of_the_trials(machine: Callable[..., Machine], tmp_path: Path) -> None:
+    made = machine(lambda block, rows: 1.2 if block == 1 else 0.9, native_s=0.05)
+    result = tune(tmp_path, trials=16)
+    assert made.asked["trials"] == 4 * 4
+    assert not result.partial
+
+
 def test_stages_share_sessions(machine: Callable[..., Machine], tmp_path: Path) -> None:
     """Whole cells, halves and winners: 8 confirm sessions, 8 of the halves beside the winners', 8 of the halves'."""
     machine(lambda block, rows: (1.3 if rows != 9 else 0.8) if block == 5 else 0.7)

@@ -213,6 +213,14 @@ def test_a_template_that_is_lost_at_a_near_key_is_not_tried() -> None:
     assert {template for template, _ in search(study, lambda template, config: 0.1)} == {"gemm/matvec"}
 
 
+def test_a_limit_ends_a_study_early_and_never_later() -> None:
+    study = open_study(None, "key", SPACES, trials=6)
+    study.limit(100)
+    study.limit(4)
+    assert len(search(study, lambda template, config: 0.1)) == 4
+    assert study.stopped == "all 4 trials are done"
+
+
 def test_a_key_where_everything_fails_is_given_up_after_the_design() -> None:
     study = open_study(None, "key", SPACES, trials=1000)
     assert len(search(study, lambda template, config: None)) == study.num_design
