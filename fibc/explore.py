@@ -21,10 +21,10 @@ from fibc.search.study import KeyStudy, Proposal, open_study
 from fibc.search.warm import trailing, warm_start
 from fibc.shop import Shop
 
-HEAVY_CALL_S = 0.01
+HEAVY_TRIAL_S = 1.0
 HEAVY_PART = 4
-"""A key whose native call takes longer gets a quarter of the trials. On two cores an oracle and a trial take seconds
-there (one at M = 4096 of defs/gemm.json 2 to 6 s), and its neighbour's best configs, which come first, are close."""
+"""A key whose shortest trial takes longer gets a quarter of the trials: its oracle takes as long again, and its
+neighbour's best configs, which come first, are close (two cores, M = 4096 of defs/gemm.json: 2 to 6 s a trial)."""
 
 BATCH_PER_JOB = 2
 """Configs asked for at once per compiler: builds and measurements alternate, as both want every core."""
@@ -144,7 +144,8 @@ class _KeySearch:
         built = _build(shop, self._owner, unknown)
         for proposal in proposals:
             candidate = chosen[proposal.number]
-            if time.monotonic() >= ends or self._study.is_left_behind(proposal.template):
+            over = time.monotonic() >= ends and (bool(self._study.finished) or not shop.time_left())
+            if over or self._study.is_left_behind(proposal.template):
                 self._study.forget(proposal.number)
                 continue
             evaluation = self._known(candidate)
@@ -155,9 +156,14 @@ class _KeySearch:
                 if evaluation.status is not Status.PASSED:
                     self._broken.setdefault(candidate.digest, evaluation)
             value = measure.screen_value(evaluation.pairs) if evaluation.pairs else None
-            if evaluation.pairs and min(pair.native_s for pair in evaluation.pairs) > HEAVY_CALL_S:
-                self._study.limit(max(1, shop.task.options.trials // HEAVY_PART))
             self._study.tell(proposal.number, value, evaluation.status, evaluation.log)
+        taken_s = [self._recorded[str(self._key), c.digest].duration_s for c in unknown if self._is_timed(c)]
+        if min(taken_s, default=0.0) > HEAVY_TRIAL_S:
+            self._study.limit(max(1, shop.task.options.trials // HEAVY_PART))
+
+    def _is_timed(self, candidate: Candidate) -> bool:
+        evaluation = self._recorded.get((str(self._key), candidate.digest))
+        return evaluation is not None and evaluation.status is Status.PASSED and evaluation.duration_s > 0
 
     def _known(self, candidate: Candidate) -> Evaluation | None:
         """Return what the record says: of this key, or a failure at any key. A failed candidate is not tried again."""

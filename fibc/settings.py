@@ -10,7 +10,7 @@ from pathlib import Path
 
 DEFAULT_TRIALS = 16
 """Trials per key. Most spaces hold tens to hundreds of configs, and a key also starts from its neighbour's best. A key
-of heavy calls gets a quarter (``fibc/explore.py``)."""
+of long trials gets a quarter (``fibc/explore.py``)."""
 
 DEFAULT_BUDGET_S = 900.0
 """Seconds for a whole run, warm-up, reference, builds and module included. 580 s were not enough to finish

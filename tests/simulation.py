@@ -78,7 +78,6 @@ class Machine:
         unbuildable: Blocks that do not compile.
         twins: Blocks with the object code of another block.
         gate_bias: True speedup of native against itself, as a biased host shows it.
-        native_s: Native's latency of every call, in seconds.
         interrupt_after: Ctrl-C comes with this validation.
         asked: Counts of what was done.
     """
@@ -89,7 +88,6 @@ class Machine:
     unbuildable: frozenset[int] = frozenset()
     twins: Mapping[int, int] = field(default_factory=dict)
     gate_bias: float = 1.0
-    native_s: float = 50e-6
     interrupt_after: int | None = None
     asked: Counter[str] = field(default_factory=Counter)
     tried: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -226,4 +224,4 @@ class SimulatedEvaluator:
             self._machine.speedup(self._blocks[arm.candidate], dict(points[arm.key][arm.point].axes)["rows"])
             for arm in arms
         ]
-        return SimulatedBench(QUIET, arms, speedups, next(self._seeds), self._machine.native_s)
+        return SimulatedBench(QUIET, arms, speedups, next(self._seeds))

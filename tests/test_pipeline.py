@@ -11,6 +11,7 @@ import pytest
 from simulation import BLOCKS, Machine, write_definition
 
 import fibc
+import fibc.explore
 from fibc.errors import GateError, InputError
 from fibc.paths import OutLayout
 from fibc.records import RecordLog
@@ -110,9 +111,12 @@ def test_a_cell_that_an_earlier_run_decided_is_not_searched_again(
     assert made.asked["benches"] == 0
 
 
-def test_a_key_of_heavy_calls_gets_a_quarter_of_the_trials(machine: Callable[..., Machine], tmp_path: Path) -> None:
-    made = machine(lambda block, rows: 1.2 if block == 1 else 0.9, native_s=0.05)
-    result = tune(tmp_path, trials=16)
+def test_a_key_of_long_trials_gets_a_quarter_of_them(
+    machine: Callable[..., Machine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fibc.explore, "HEAVY_TRIAL_S", 0.0)
+    made = machine(lambda block, rows: 1.2 if block == 1 else 0.9)
+    result = tune(tmp_path, trials=16, jobs=2)
     assert made.asked["trials"] == 4 * 4
     assert not result.partial
 
