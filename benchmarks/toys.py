@@ -15,9 +15,14 @@ from fibc.schema.candidate import Candidate, Guards, Target, TensorGuard
 from fibc.schema.decision import Comparison, Decision, Verdict
 from fibc.schema.digest import digest_text
 from fibc.schema.feature import Cell, Feature, Point
+from fibc.schema.silicon import CudaValidity
 from fibc.schema.table import CpuValidity, DispatchTable, NativeSource, Region, Variant
 
 SOURCE = Path(__file__).with_name("toys.cpp")
+CUDA_SOURCE = Path(__file__).with_name("toys.cu")
+CUDA_LAUNCHERS = Path(__file__).with_name("toys_cuda.cpp")
+
+CPU_TARGET = Target("cpu", "avx2")
 
 GEMM_N = 16
 GEMM_K = 8
@@ -81,6 +86,34 @@ def call(x, residual, weight):
 
 def call_out(x, residual, weight, out):
     return None
+"""
+
+ROWS_SPEC = CallSpec(
+    "toy_rows",
+    (Axis("M", None), Axis("H", None)),
+    (Argument("x", "tensor", "float32", (0, 1)),),
+    (Argument("y", "tensor", "float32", (0,)),),
+)
+"""Row sums on a GPU; the variants mark them: ``ROWS_CELLS``."""
+
+ROWS_BF16_SPEC = replace(ROWS_SPEC, definition="toy_rows_bf16", inputs=(Argument("x", "tensor", "bfloat16", (0, 1)),))
+
+ROWS_CELLS = (
+    ("rows", 1, 4, 1.0),
+    ("split", 5, 64, 2.0),
+    ("cluster", 65, 128, 3.0),
+    ("refuses", 129, 132, 0.0),
+    ("fault", 133, 136, 0.0),
+    ("idle", 137, 140, 0.0),
+)
+"""Symbol, first and last M, mark: a plain kernel, one with counters and scratch, one in clusters that asks for 100 KiB
+of shared memory and may overlap the kernel before it, one that declines, one that faults, one that does nothing."""
+
+ROWS_NATIVE = """
+import torch
+
+def call(x):
+    return x.float().sum(-1)
 """
 
 _COMPARISON = Comparison(
@@ -177,6 +210,41 @@ def stub_table(held: CpuValidity | None = None) -> DispatchTable:
     )
 
 
+def rows_table(held: CudaValidity, dtype: str = "float32") -> DispatchTable:
+    """Return a table for GPUs."""
+    spec = ROWS_SPEC if dtype == "float32" else ROWS_BF16_SPEC
+    cells = ROWS_CELLS if dtype == "float32" else (("rows_bf16", 1, 64, 1.0),)
+    guards = Guards((TensorGuard("rows", 4),), (TensorGuard("contiguous", 4),), 2**31 - 1)
+    target = Target("cuda", held.arch)
+    variants = tuple(_variant(f"fibc_toy_{name}", guards, target) for name in sorted(cell[0] for cell in cells))
+    symbols = [variant.symbol for variant in variants]
+    index = {name: symbols.index(f"fibc_toy_{name}") for name, *_ in cells}
+    return replace(
+        _table(spec, ROWS_NATIVE, "x.float().sum(-1)", held),
+        features=(Feature("M", None, tuple(last for _, _, last, _ in cells)),),
+        variants=variants,
+        rows=tuple(_row(first, last, variants[index[name]]) for name, first, last, _ in cells),
+        regions=tuple(Region(Cell(((first, last),)), index[name], False) for name, first, last, _ in cells),
+        target=str(target),
+    )
+
+
+def compile_cuda_launchers(directory: Path, image: bytes) -> Path:
+    """Return the object of ``toys_cuda.cpp`` around ``image``, compiled into ``directory`` without anything of CUDA.
+
+    Args:
+        image: ``toys.cu`` compiled, or any bytes where nothing will be launched.
+    """
+    (directory / "toys_image.h").write_text(f"#define TOYS_IMAGE {','.join(map(str, image))}\n")
+    target = directory / "toys_cuda.o"
+    flags = ["-std=c++17", "-O2", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden"]
+    warnings = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror"]
+    includes = [f"-I{INCLUDE}", f"-I{directory}"]
+    command: list[str | Path] = [toolchain.find().cxx, *flags, *warnings, *includes, "-c", CUDA_LAUNCHERS, "-o", target]
+    subprocess.run(command, check=True)
+    return target
+
+
 def compile_kernels(directory: Path) -> Path:
     """Return the object of ``toys.cpp``, compiled into ``directory``."""
     target = directory / "toys.o"
@@ -192,16 +260,16 @@ def publish(table: DispatchTable, out: Path, cache: Cache, kernels: Path) -> Pat
     return target
 
 
-def _variant(symbol: str, guards: Guards) -> Variant:
-    candidate = Candidate("cpu", f"toy/{symbol}", (("block_m", 4),), digest_text(symbol), Target("cpu", "avx2"))
-    return Variant(symbol, candidate, digest_text(symbol), "avx2", guards, deterministic=True, release_gil=False)
+def _variant(symbol: str, guards: Guards, target: Target = CPU_TARGET) -> Variant:
+    candidate = Candidate("cpu", f"toy/{symbol}", (("block_m", 4),), digest_text(symbol), target)
+    return Variant(symbol, candidate, digest_text(symbol), target.arch, guards, deterministic=True, release_gil=False)
 
 
 def _row(first: int, last: int, variant: Variant) -> Decision:
     return Decision(Cell(((first, last),)), Verdict.REPLACE, variant.candidate.digest, (), (_COMPARISON,), "shown")
 
 
-def _table(spec: CallSpec, native: str, name: str, held: CpuValidity | None) -> DispatchTable:
+def _table(spec: CallSpec, native: str, name: str, held: CpuValidity | CudaValidity | None) -> DispatchTable:
     return DispatchTable(
         definition=spec.definition,
         definition_digest=digest_text(spec.definition),
@@ -214,7 +282,7 @@ def _table(spec: CallSpec, native: str, name: str, held: CpuValidity | None) -> 
         rows=(),
         regions=(),
         validity=held or validity(),
-        target="cpu:avx2",
+        target=str(CPU_TARGET),
         environment={"torch": "any"},
         alpha=0.05,
         min_speedup=1.02,

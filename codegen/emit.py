@@ -14,6 +14,7 @@ from fibc.render import Renderer
 from fibc.schema.callspec import Argument, CallSpec
 from fibc.schema.codec import to_plain
 from fibc.schema.digest import digest_json
+from fibc.schema.silicon import CudaValidity
 from fibc.schema.table import DispatchTable
 
 SURFACE = (
@@ -84,6 +85,7 @@ def emit(table: DispatchTable) -> Sources:
         "outputs": [_argument(table.spec, a, "output", i) for i, a in enumerate(table.spec.outputs)],
         "features": _features(table),
         "layouts": _LAYOUTS,
+        "on_gpu": isinstance(table.validity, CudaValidity),
         "json_text": _json(plain),
         "run_parameters": ", ".join(_parameters(table.spec, with_outputs=False)),
         "run_out_parameters": ", ".join(_parameters(table.spec, with_outputs=True)),
@@ -208,6 +210,11 @@ def _result(spec: CallSpec) -> str:
 def _check(table: DispatchTable) -> None:
     spec = table.spec
     problems = []
+    kind = table.target.partition(":")[0]
+    if (kind == "cuda") != isinstance(table.validity, CudaValidity):
+        problems.append(
+            f"{table.definition}: validity: must be that of target {table.target}, got {type(table.validity).__name__}"
+        )
     for where, seen, bound in (
         ("inputs", len(spec.inputs), MAX_INPUTS),
         ("outputs", len(spec.outputs), MAX_OUTPUTS),

@@ -9,8 +9,13 @@ from fibc.codegen import compile as cxx
 from fibc.schema.digest import digest_text
 
 MODULE = "_harness"
-"""Name to import it under. It exports ``bind(library_path, symbol, spec)``, where ``spec`` is an encoded CallSpec,
-``time_calls(callable, calls, start, inner)`` and ``set_num_threads(num_threads)``."""
+"""Name to import it under. It exports
+
+* ``bind(library_path, symbol, spec, device="cpu")``, where ``spec`` is an encoded CallSpec and ``device`` is ``cpu``,
+  ``cuda`` (the current GPU) or ``cuda:1``, which is prepared: a callable that runs by value, with a method ``run_out``;
+* ``time_calls(callable, calls, start, inner)``: host seconds per call;
+* ``call_many(callable, calls, start, inner)``: the same loop without a clock, for timers that stand around it;
+* ``set_num_threads(num_threads)``."""
 
 
 def build(cache: Cache) -> Path:

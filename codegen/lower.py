@@ -57,7 +57,9 @@ def build_variants(
                 isa=candidates[digest].target.arch,
                 guards=artifact.guards,
                 deterministic=digests.isdisjoint(nondeterministic),
-                release_gil=all(releases_gil(decision) for decision in replacing if decision.candidate in digests),
+                release_gil=_waits(candidates[digest])
+                and all(releases_gil(decision) for decision in replacing if decision.candidate in digests),
+                library=str(artifact.resources.get("library", "")),
             )
         )
     return tuple(sorted(variants, key=lambda variant: variant.symbol))
@@ -77,17 +79,22 @@ def lower(
         artifacts: What was built, by the candidate's digest.
     """
     index = {variant.artifact: position for position, variant in enumerate(variants)}
-    boxes = [
-        _Box(decision.cell.bounds, index[artifacts[decision.candidate].digest], releases_gil(decision))
-        for decision in decisions
-        if serves(decision)
-    ]
+    boxes = []
+    for decision in filter(serves, decisions):
+        variant = index[artifacts[decision.candidate].digest]
+        releases = _waits(variants[variant].candidate) and releases_gil(decision)
+        boxes.append(_Box(decision.cell.bounds, variant, releases))
     num_features = len(boxes[0].bounds) if boxes else 0
     for axis in range(num_features):
         boxes = _merge_along(axis, boxes)
     return tuple(
         Region(Cell(box.bounds), box.variant, box.release_gil) for box in sorted(boxes, key=lambda box: box.bounds)
     )
+
+
+def _waits(candidate: Candidate) -> bool:
+    """Return whether a call of ``candidate`` lasts as long as its work; on a GPU it only enqueues it."""
+    return candidate.target.kind == "cpu"
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,17 @@ def run({arguments}):
     return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * weight.float()).to(weight.dtype)
 """
 
+IN_PLACE_REFERENCE = """\
+import torch
+
+EPS = 1e-5
+
+def run(x, residual, weight):
+    total = x.float() + residual.float()
+    normed = total * torch.rsqrt(total.square().mean(-1, keepdim=True) + EPS) * weight.float()
+    return normed.to(weight.dtype), total.to(weight.dtype)
+"""
+
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 
 
@@ -55,6 +66,21 @@ def rmsnorm(hidden: int, dtype: str, *, fused: bool) -> Definition:
         {"y": rows},
         NORM_REFERENCE.format(arguments=", ".join(names), sum=total),
     )
+
+
+def fused_in_place(hidden: int, dtype: str) -> Definition:
+    """Return FlashInfer's fused_add_rmsnorm: x becomes the norm of the sum, and residual the sum."""
+    rows = (("rows", "hidden"), dtype)
+    written = {"shape": ["rows", "hidden"], "dtype": dtype}
+    definition = define(
+        "rmsnorm",
+        {"rows": None, "hidden": hidden},
+        {"x": rows, "residual": rows, "weight": (("hidden",), dtype)},
+        {"normed": rows, "total": rows},
+        IN_PLACE_REFERENCE,
+    )
+    outputs = {"normed": {**written, "param": "x"}, "total": {**written, "param": "residual"}}
+    return Definition.model_validate({**definition.to_json(), "outputs": outputs})
 
 
 def define(
@@ -136,6 +162,7 @@ class _Call(ctypes.Structure):
         ("axes", ctypes.POINTER(ctypes.c_int64)),
         ("parallel", ctypes.c_void_p),
         ("num_threads", ctypes.c_int32),
+        ("cuda", ctypes.c_void_p),
     )
 
 

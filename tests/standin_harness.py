@@ -32,6 +32,7 @@ class _Call(ctypes.Structure):
         ("axes", ctypes.POINTER(ctypes.c_int64)),
         ("parallel", _PARALLEL),
         ("num_threads", ctypes.c_int32),
+        ("cuda", ctypes.c_void_p),
     ]
 
 
@@ -88,7 +89,7 @@ class Candidate:
         return sizes
 
 
-def bind(library_path: str, symbol: str, spec: bytes) -> Candidate:
+def bind(library_path: str, symbol: str, spec: bytes, device: str = "cpu") -> Candidate:
     """Return the candidate that ``symbol`` of a shared library is."""
     return Candidate(library_path, symbol, codec.decode(CallSpec, spec))
 

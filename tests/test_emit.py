@@ -18,11 +18,14 @@ from fibc.codegen.emit import MAX_INPUTS, SURFACE, Sources, emit
 from fibc.errors import SchemaError
 from fibc.schema.callspec import Argument, Axis
 from fibc.schema.codec import to_plain
+from fibc.schema.silicon import CudaValidity
 from fibc.schema.table import CpuValidity, DispatchTable
 
 GOLDEN = Path(__file__).parent / "golden"
 
 VALIDITY = CpuValidity("Intel(R) Xeon(R) Example", ("avx2", "avx512"), 2 << 20, 32 << 20, 2)
+
+H200 = CudaValidity("sm_90a", 90, 132, 60 << 20, 150 * 10**9)
 
 HOSTILE = '"; } // \\ ??/ \n */ """ \' {{ x }} \u2028 \x00 é )marker"'
 
@@ -31,6 +34,7 @@ def tables() -> dict[str, DispatchTable]:
     return {
         "toy_gemm": toys.gemm_table(VALIDITY),
         "toy_update": toys.update_table(VALIDITY),
+        "toy_rows": toys.rows_table(H200),
     }
 
 
@@ -51,7 +55,7 @@ def compiles(text: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", ["toy_gemm", "toy_update"])
+@pytest.mark.parametrize("name", ["toy_gemm", "toy_update", "toy_rows"])
 def test_generated_text_is_the_golden_text(name: str, update_golden: bool) -> None:
     for file, text in files(emit(tables()[name])).items():
         golden = GOLDEN / name / file
@@ -61,7 +65,7 @@ def test_generated_text_is_the_golden_text(name: str, update_golden: bool) -> No
         assert text == golden.read_text(), f"{golden}: differs (look at it, then pytest --update-golden)"
 
 
-@pytest.mark.parametrize("name", ["toy_gemm", "toy_update"])
+@pytest.mark.parametrize("name", ["toy_gemm", "toy_update", "toy_rows"])
 def test_generated_text_compiles_without_a_warning(name: str, tmp_path: Path) -> None:
     sources = emit(tables()[name])
     compiles(sources.module_cpp, tmp_path)
@@ -158,3 +162,10 @@ def test_guards_must_match_the_arguments() -> None:
     variants = (replace(table.variants[0], guards=guards), *table.variants[1:])
     with pytest.raises(SchemaError, match="must be one per argument, got 0 for inputs and 1 for outputs"):
         emit(replace(table, variants=variants))
+
+
+def test_the_validity_must_be_that_of_the_target() -> None:
+    with pytest.raises(SchemaError, match="toy_gemm: validity: must be that of target cpu:avx2, got CudaValidity"):
+        emit(replace(tables()["toy_gemm"], validity=H200))
+    with pytest.raises(SchemaError, match="toy_rows: validity: must be that of target cuda:sm_90a, got CpuValidity"):
+        emit(replace(tables()["toy_rows"], validity=VALIDITY))

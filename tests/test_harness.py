@@ -126,3 +126,25 @@ def test_timing_drops_results_as_they_come(built: ModuleType) -> None:
 
     built.time_calls(Result, [()], 0, 50)
     assert (alive, most) == (0, 1)
+
+
+def test_many_calls_rotate_without_a_clock(built: ModuleType) -> None:
+    seen: list[int] = []
+    assert built.call_many(seen.append, [(0,), (1,)], 1, 3) is None
+    assert seen == [1, 0, 1]
+
+
+def test_a_kernel_for_gpus_needs_a_driver_and_its_entries(
+    built: ModuleType, library: Path, toy_packages: toys.Packages, tmp_path: Path
+) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("needs a machine without a CUDA driver")
+    kernels = toys.compile_cuda_launchers(tmp_path, b"no device code")
+    path = tmp_path / "rows.so"
+    subprocess.run(
+        [toolchain.find().cxx, "-shared", "-nostartfiles", "-Wl,-z,defs", kernels, "-o", path, "-lc"], check=True
+    )
+    with pytest.raises(ValueError, match=r"fibc_toy_rows: no CUDA driver in this process \(libcuda\.so\.1\)"):
+        built.bind(str(path), "fibc_toy_rows", encode(toys.ROWS_SPEC), "cuda:0")
+    with pytest.raises(ValueError, match="exports no symbol fibc_toy_plain_workspace"):
+        built.bind(str(library), "fibc_toy_plain", encode(toys.GEMM_SPEC), "cuda:0")

@@ -23,7 +23,8 @@ from fibc.runtime.oracle import Choice, Surroundings, TensorFacts
 from fibc.schema.callspec import Argument, Axis, CallSpec
 from fibc.schema.candidate import Guards, TensorGuard
 from fibc.schema.feature import Cell, Feature
-from fibc.schema.table import DispatchTable, Region
+from fibc.schema.silicon import CudaValidity
+from fibc.schema.table import CpuValidity, DispatchTable, Region
 
 DTYPES = ("float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
 """In the order of ``fibc/dtype.h``."""
@@ -31,7 +32,10 @@ DTYPES = ("float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "
 ISA = ("avx2", "avx512", "avx512_bf16", "amx_bf16", "avx999")
 KINDS = ("tensor", "scalar", "scalar_tensor")
 LAYOUTS = ("contiguous", "rows", "any")
-DEVICES = {"cpu": 1, "cuda": 2}
+DEVICES = {"cpu": (1, 0), "cuda:0": (2, 0), "cuda:1": (2, 1), "cuda:2": (2, 2), "xpu:0": (0, 0)}
+"""Type and index, as ``fibc/call.h`` has them."""
+
+GPU = CudaValidity("sm_90a", 90, 132, 60 << 20, 139 << 30)
 BASE = toys.gemm_table()
 HERE = Surroundings(isa=("avx2", "avx512"))
 
@@ -54,7 +58,7 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Probe:
         reason = library.fibc_probe((ctypes.c_int64 * len(words))(*words), axes, ctypes.byref(region))
         word = library.fibc_probe_word(reason).decode()
         sizes = {axis.name: axes[i] for i, axis in enumerate(table.spec.axes)}
-        unbound = word in ("device", "dtype", "rank", "shape", "no_data")
+        unbound = word in ("device", "devices", "dtype", "rank", "shape", "no_data")
         return Choice(word, None if region.value < 0 else region.value, None if unbound else sizes)
 
     return choose
@@ -81,10 +85,11 @@ def encode(table: DispatchTable, inputs: Sequence[TensorFacts]) -> list[int]:
         for guard in variant.guards.inputs:
             words += [LAYOUTS.index(guard.layout), guard.alignment_bytes]
         words.append(variant.guards.max_offset_elems)
+    words.append(int(isinstance(table.validity, CudaValidity)))
     words += [int(level in HERE.isa) for level in ("avx2", "avx512")]
     for tensor in inputs:
         words += [len(tensor.shape), *tensor.shape, *tensor.strides]
-        words += [DTYPES.index(tensor.dtype) if tensor.dtype else -1, DEVICES[tensor.device], tensor.address]
+        words += [DTYPES.index(tensor.dtype) if tensor.dtype else -1, *DEVICES[tensor.device], tensor.address]
     return words
 
 
@@ -130,7 +135,8 @@ def tables(draw: st.DrawFn) -> DispatchTable:
     kept = sorted(box for box in boxes if draw(st.integers(0, 3)))
     regions = tuple(Region(Cell(box), draw(st.integers(0, len(variants) - 1)), False) for box in kept)
     spec = CallSpec("made_up", axes, inputs, outputs)
-    return replace(base, spec=spec, features=features, variants=variants, rows=(), regions=regions)
+    validity = draw(st.sampled_from([base.validity, GPU]))
+    return replace(base, spec=spec, features=features, variants=variants, rows=(), regions=regions, validity=validity)
 
 
 def strides_of(draw: st.DrawFn, shape: Sequence[int]) -> tuple[int, ...]:
@@ -156,10 +162,13 @@ def calls(draw: st.DrawFn) -> tuple[DispatchTable, list[TensorFacts]]:
     table = draw(tables())
     chosen = [axis.value if axis.value is not None else draw(sizes) for axis in table.spec.axes]
     faulty = draw(st.sampled_from([None, None, None, *range(len(table.spec.inputs))]))
+    device = "cpu" if isinstance(table.validity, CpuValidity) else draw(st.sampled_from(["cuda:0", "cuda:1"]))
     inputs = []
     for index, argument in enumerate(table.spec.inputs):
         fault = (
-            draw(st.sampled_from(["size", "rank", "dtype", "device", "unknown", "memory"])) if index == faulty else ""
+            draw(st.sampled_from(["size", "rank", "dtype", "device", "other gpu", "unknown", "memory"]))
+            if index == faulty
+            else ""
         )
         shape = [chosen[axis] for axis in argument.axes]
         if fault == "size" and shape:
@@ -171,7 +180,7 @@ def calls(draw: st.DrawFn) -> tuple[DispatchTable, list[TensorFacts]]:
                 shape=tuple(shape),
                 strides=strides_of(draw, shape),
                 dtype={"dtype": "int8", "unknown": ""}.get(fault, argument.dtype),
-                device="cuda" if fault == "device" else "cpu",
+                device={"device": "xpu:0", "other gpu": "cuda:2"}.get(fault, device),
                 address=0 if fault == "memory" else draw(st.sampled_from([4096, 4096, 4096, 4100, 4098])),
             )
         )
@@ -188,8 +197,8 @@ def test_cpp_and_oracle_decide_alike(probe: Probe, call: tuple[DispatchTable, li
 @pytest.mark.parametrize(
     "reason",
     [
-        "hit", "device", "dtype", "rank", "shape", "no_data", "empty", "empty_input", "region", "variant_isa", "layout",
-        "offset", "alignment",
+        "hit", "device", "devices", "dtype", "rank", "shape", "no_data", "empty", "empty_input", "region",
+        "variant_isa", "layout", "offset", "alignment",
     ],
 )  # fmt: skip
 def test_the_made_up_calls_reach_every_reason(reason: str) -> None:
@@ -294,6 +303,7 @@ def test_module_and_tuner_see_the_same_machine(gemm: ModuleType, toy_packages: t
 def test_the_oracle_knows_what_speaks_against_a_machine(change: dict[str, object], reason: str) -> None:
     table = toys.gemm_table()
     recorded = table.validity
+    assert isinstance(recorded, CpuValidity)
     host: dict[str, object] = {
         "model": recorded.model,
         "isa": recorded.isa,
@@ -315,3 +325,31 @@ def test_the_oracle_knows_what_speaks_against_a_machine(change: dict[str, object
 )
 def test_the_oracle_looks_at_the_surroundings_first(around: Surroundings, reason: str) -> None:
     assert oracle.choose(toys.gemm_table(), [None, None], around).reason == reason
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, "hit"),
+        ({"compute_capability": 100}, "arch"),
+        ({"num_sms": 66}, "silicon"),
+        ({"l2_bytes": 50 << 20}, "silicon"),
+        ({"memory_bytes": (139 << 30) - (4 << 30)}, "hit"),
+        ({"memory_bytes": (139 << 30) - (5 << 30)}, "silicon"),
+        ({"memory_bytes": (139 << 30) + (5 << 30)}, "silicon"),
+    ],
+)
+def test_a_gpu_is_held_to_the_silicon_that_was_tuned_on(change: dict[str, int], reason: str) -> None:
+    here = {"compute_capability": 90, "num_sms": 132, "l2_bytes": 60 << 20, "memory_bytes": 139 << 30}
+    assert oracle.check_silicon(GPU, here | change) == reason
+    assert oracle.check_silicon(GPU, here | change, accept_gpu=True) == ("arch" if reason == "arch" else "hit")
+
+
+@pytest.mark.parametrize("reason", ["unprepared", "arch", "broken", "hit"])
+def test_the_oracle_looks_at_the_gpu_last(reason: str) -> None:
+    table = replace(toys.gemm_table(), validity=GPU)
+    a = TensorFacts((4, toys.GEMM_K), (toys.GEMM_K, 1), "float32", "cuda:1")
+    b = TensorFacts((toys.GEMM_N, toys.GEMM_K), (toys.GEMM_K, 1), "float32", "cuda:1")
+    around = Surroundings(isa=(), devices={"cuda:1": reason})
+    assert oracle.choose(table, [a, b], around).reason == reason
+    assert oracle.choose(table, [a, replace(b, device="cuda:0")], around).reason == "devices"

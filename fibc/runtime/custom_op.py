@@ -80,7 +80,8 @@ def _define(spec: dict[str, Any], declared: str, served: Served) -> None:
 
     served.library = torch.library.Library("fibc", "FRAGMENT")  # type: ignore[no-untyped-call]
     served.library.define(declared, tags=(torch.Tag.pt2_compliant_tag,))
-    served.library.impl(spec["definition"], kernel, "CPU")
+    for device in ("CPU", "CUDA"):  # whatever the table is for: native serves the other one
+        served.library.impl(spec["definition"], kernel, device)
     name = f"fibc::{spec['definition']}"
     torch.library.register_fake(name, fake, lib=served.library)
     if not in_place:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fibc.schema.callspec import Argument, CallSpec
 from fibc.schema.candidate import TensorGuard
-from fibc.schema.table import DispatchTable, Variant
+from fibc.schema.silicon import CudaValidity
+from fibc.schema.table import CpuValidity, DispatchTable, Variant
 
 HIT = "hit"
+
+MEMORY_TOLERANCE = 32
+"""GPUs whose memory differs by less than this part are alike: drivers keep different amounts for themselves."""
 
 _EXACT = 2**53
 """Integers up to here are doubles, as which a kernel is given its scalars."""
@@ -23,6 +27,7 @@ class TensorFacts:
     Attributes:
         strides: In elements.
         dtype: The definition's name, ``bfloat16``; empty for one that no definition has.
+        device: ``cpu``, a GPU with its index (``cuda:0``), or any other.
         address: Of the first element; 0 where there is no memory.
         plain: Its type is exactly torch.Tensor or Parameter.
         viewable: It is strided memory on some device.
@@ -51,6 +56,7 @@ class Surroundings:
         isa: ISA levels of this machine.
         num_threads: What ``torch.get_num_threads()`` says; None stands for the table's own.
         watched: A dispatch mode of torch is active, or forward-mode differentiation.
+        devices: Of each GPU ``hit`` where it is ready, or why no variant can serve on it; one that is missing is ready.
     """
 
     isa: tuple[str, ...]
@@ -59,6 +65,7 @@ class Surroundings:
     num_threads: int | None = None
     watched: bool = False
     grad_mode: bool = False
+    devices: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -76,13 +83,14 @@ class Choice:
 
 
 def check_host(table: DispatchTable, host: Mapping[str, Any], *, accept_cpu: bool = False) -> str:
-    """Return ``hit``, or what speaks against every call on a machine.
+    """Return ``hit``, or what speaks against every call of a table for CPUs on a machine.
 
     Args:
         host: Its ``model``, ``isa``, ``l2_bytes`` and ``l3_bytes``.
         accept_cpu: Another model of the same ISA will do.
     """
     recorded = table.validity
+    assert isinstance(recorded, CpuValidity)
     if not set(recorded.isa) <= set(host["isa"]):
         return "isa"
     if accept_cpu:
@@ -94,6 +102,26 @@ def check_host(table: DispatchTable, host: Mapping[str, Any], *, accept_cpu: boo
     return HIT
 
 
+def check_silicon(validity: CudaValidity, here: Mapping[str, int], *, accept_gpu: bool = False) -> str:
+    """Return ``hit``, or what speaks against every call on a GPU.
+
+    Args:
+        here: Its ``compute_capability``, ``num_sms``, ``l2_bytes`` and ``memory_bytes``.
+        accept_gpu: Other silicon of the same compute capability will do.
+    """
+    if here["compute_capability"] != validity.compute_capability:
+        return "arch"
+    if accept_gpu:
+        return HIT
+    apart = abs(here["memory_bytes"] - validity.memory_bytes)
+    alike = (
+        here["num_sms"] == validity.num_sms
+        and here["l2_bytes"] == validity.l2_bytes
+        and apart <= validity.memory_bytes // MEMORY_TOLERANCE
+    )
+    return HIT if alike else "silicon"
+
+
 def choose(table: DispatchTable, inputs: Sequence[Value], around: Surroundings) -> Choice:
     """Return where a call by value goes, as far as that follows from its inputs."""
     spec = table.spec
@@ -101,17 +129,21 @@ def choose(table: DispatchTable, inputs: Sequence[Value], around: Surroundings) 
         return Choice("disabled")
     if around.standing != HIT:
         return Choice(around.standing)
-    if around.num_threads is not None and around.num_threads != table.validity.num_threads:
+    validity = table.validity
+    if isinstance(validity, CpuValidity) and around.num_threads not in (None, validity.num_threads):
         return Choice("num_threads")
     if around.watched:
         return Choice("mode")
     for argument, value in zip(spec.inputs, inputs, strict=True):
         if (reason := _read(argument, value, around)) != HIT:
             return Choice(reason)
-    axes, reason = _bind(spec, inputs)
+    axes, place, reason = _bind(table, inputs)
     if reason != HIT:
         return Choice(reason)
-    return choose_axes(table, axes, around, inputs)
+    choice = choose_axes(table, axes, around, inputs)
+    if choice.reason != HIT or isinstance(validity, CpuValidity):
+        return choice
+    return replace(choice, reason=around.devices.get(place, HIT))
 
 
 def choose_axes(
@@ -125,7 +157,7 @@ def choose_axes(
     if region is None:
         return Choice("region", None, axes)
     variant = table.variants[table.regions[region].variant]
-    if variant.isa not in around.isa:
+    if isinstance(table.validity, CpuValidity) and variant.isa not in around.isa:
         return Choice("variant_isa", region, axes)
     if inputs is not None and (reason := _check_guards(variant, inputs)) != HIT:
         return Choice(reason, region, axes)
@@ -162,27 +194,36 @@ def _is_scalar(dtype: str, value: Value) -> bool:
     return type(value) is float and dtype.startswith(("float", "bfloat"))
 
 
-def _bind(spec: CallSpec, inputs: Sequence[Value]) -> tuple[dict[str, int], str]:
+def _bind(table: DispatchTable, inputs: Sequence[Value]) -> tuple[dict[str, int], str, str]:
+    """Return every axis's size and the device, or a reason."""
+    spec = table.spec
+    kind = "cpu" if isinstance(table.validity, CpuValidity) else "cuda"
+    place = "cpu" if kind == "cpu" else ""
     axes = {axis.name: axis.value for axis in spec.axes}
     for argument, value in zip(spec.inputs, inputs, strict=True):
         if not isinstance(value, TensorFacts):
             continue
-        if value.device != "cpu":
-            return {}, "device"
+        if value.device.partition(":")[0] != kind:
+            return {}, "", "device"
+        place = place or value.device
+        if value.device != place:
+            return {}, "", "devices"
         if value.dtype != argument.dtype:
-            return {}, "dtype"
+            return {}, "", "dtype"
         if len(value.shape) != len(argument.axes):
-            return {}, "rank"
+            return {}, "", "rank"
         for index, size in zip(argument.axes, value.shape, strict=True):
             name = spec.axes[index].name
             if axes[name] is None:
                 axes[name] = size
             if axes[name] != size:
-                return {}, "shape"
+                return {}, "", "shape"
         if value.address == 0 and 0 not in value.shape:
-            return {}, "no_data"
+            return {}, "", "no_data"
     bound = {name: size for name, size in axes.items() if size is not None}
-    return (bound, HIT) if len(bound) == len(axes) else ({}, "shape")
+    if len(bound) < len(axes):
+        return {}, "", "shape"
+    return (bound, place, HIT) if place else ({}, "", "device")
 
 
 def _check_empty(spec: CallSpec, axes: Mapping[str, int]) -> str:

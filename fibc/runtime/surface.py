@@ -23,7 +23,8 @@ class Surface:
     Attributes:
         run: ``run(*inputs)``, by position or keyword: the outputs, one or a tuple.
         run_out: ``run_out(*inputs, *outputs)``: None.
-        environment: What was tuned on, what is here, and what differs.
+        environment: What was tuned on, what is here, and what differs. For a table for GPUs also ``devices``: each GPU
+            that was prepared or called on, with what it is and why it is not served, if it is not.
     """
 
     def __init__(self, native_module: Any) -> None:
@@ -36,8 +37,13 @@ class Surface:
         self._table: dict[str, Any] = json.loads(native_module.table_json())
         self._definition: str = self._table["definition"]
         self._rows = [([tuple(bound) for bound in row["cell"]["bounds"]], row) for row in self._table["rows"]]
+        self._kind: str = self._table["target"].partition(":")[0]
         native_module.start(
-            torch, accept_cpu=os.environ.get("FIBC_ACCEPT_CPU", "") == "1", enabled=not _is_disabled(self._definition)
+            torch,
+            accept_cpu=os.environ.get("FIBC_ACCEPT_CPU", "") == "1",
+            accept_gpu=os.environ.get("FIBC_ACCEPT_GPU", "") == "1",
+            enabled=not _is_disabled(self._definition),
+            on_device=self._on_device,
         )
         self.run: Kernel = native_module.run
         self.run_out: Kernel = native_module.run_out
@@ -53,8 +59,9 @@ class Surface:
 
         Returns:
             ``served``: the variant's symbol, ``native``, or ``nothing`` where every output is empty; ``reason`` and
-            ``why``; ``axes``; ``features``; ``region``; ``variant``; and of the row that holds the sizes its ``cell``,
-            ``verdict``, ``verdict_reason`` and ``evidence`` (a list of comparisons). None where not known.
+            ``why``; ``axes``; ``features``; ``region``; ``variant`` and, where it calls one, its ``library``; and of
+            the row that holds the sizes its ``cell``, ``verdict``, ``verdict_reason`` and ``evidence`` (a list of
+            comparisons). None where not known.
         """
         reason, region_index, axes = self._module.choose(*inputs, **named)
         features = None if axes is None else [_feature(feature, axes) for feature in self._table["features"]]
@@ -71,6 +78,7 @@ class Surface:
             "features": features,
             "region": None if region is None else _cell(region["cell"]),
             "variant": None if variant is None else _candidate(variant["candidate"]),
+            "library": None if variant is None else variant["library"] or None,
             "cell": None if row is None else _cell(row["cell"]),
             "verdict": None if row is None else row["verdict"],
             "verdict_reason": None if row is None else row["reason"],
@@ -110,9 +118,26 @@ class Surface:
         self._native = native
         self._module.set_native(native, native_out or self._copying(native))
 
-    def prepare(self, device: torch.device | str = "cpu") -> bool:
-        """Load what the first call on ``device`` would load; return whether variants can serve there."""
-        return torch.device(device).type == self._table["target"].partition(":")[0] and self._stands
+    def prepare(self, device: torch.device | str | int | None = None) -> bool:
+        """Load what the first call on ``device`` would load; return whether variants can serve there.
+
+        On a GPU this reads its silicon and loads every variant's code, once. Before a CUDA graph is captured without a
+        call first, it has to be called.
+
+        Args:
+            device: A number is a GPU's; None is the current device of the kind that the table is for.
+        """
+        chosen = torch.device(self._kind if device is None else "cuda" if isinstance(device, int) else device)
+        if chosen.type != self._kind or not self._stands:
+            return False
+        if self._kind == "cpu":
+            return True
+        index = device if isinstance(device, int) else chosen.index
+        if index is None:
+            if not torch.cuda.is_available():  # a torch for CPUs beside a driver
+                return False
+            index = torch.cuda.current_device()
+        return bool(self._module.prepare(index) == "hit")
 
     def _call_native(self, *inputs: Any) -> Any:
         """Call the native kernel that is set now."""
@@ -163,17 +188,54 @@ class Surface:
     def _environment(self) -> dict[str, Any]:
         recorded = {**self._table["environment"], **self._table["validity"]}
         here = {**self._module.host(), "torch": torch.__version__}
-        if self._module.standing() != "torch":
+        if self._module.standing() != "torch" and self._kind == "cpu":
             here["num_threads"] = self._module.num_threads()
         return {
+            **({"devices": {}} if self._kind == "cuda" else {}),
             "recorded": recorded,
             "here": here,
             "differs": sorted(name for name in here if name in recorded and here[name] != recorded[name]),
             "accepted": self._stands,
             "reason": self._module.standing(),
+            "why": self._module.reasons()[self._module.standing()],
             "openmp": self._module.has_openmp(),
             "torch_abi": self._module.uses_torch_abi(),
         }
+
+    def _on_device(self, index: int) -> None:
+        """Take note of a GPU whose state has become known; warn once where variants cannot serve on it."""
+        found: dict[str, Any] = self._module.device(index)
+        reason = found["reason"]
+        self.environment["devices"][f"cuda:{index}"] = {**found, "why": self._module.reasons()[reason]}
+        if reason == "broken" or (reason == "hit" and not found["declined"]):  # an error is raised, which says more
+            return
+        recorded = self._table["validity"]
+        if reason == "arch":
+            needs = f"needs compute capability {_capability(recorded)}, found {_capability(found)} (tune on this GPU)"
+        elif reason == "silicon":
+            needs = (
+                f"was tuned on {_silicon(recorded)}, found {_silicon(found)} (tune on this GPU, or accept another one "
+                "of the same compute capability with FIBC_ACCEPT_GPU=1)"
+            )
+        else:
+            needs = self._needs_of(found)
+        which = "their calls go" if reason == "hit" else "every call goes"
+        warnings.warn(
+            f"fibc_{self._definition}: cuda:{index}: {needs}; {which} to the native kernel, {self.native_name}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+    def _needs_of(self, found: dict[str, Any]) -> str:
+        """Return what keeps a GPU, or some variants on it, from serving."""
+        symbols = ", ".join(found["declined"])
+        libraries = {variant["symbol"]: variant["library"] for variant in self._table["variants"]}
+        needed = sorted({libraries[symbol] for symbol in found["declined"]} - {""})
+        if needed and found["error"] is None:
+            here = self.environment["here"]["cublas"] or "none"
+            return f"needs {', '.join(needed)}, torch has loaded {here} (tune again): {symbols}"
+        arch = self._table["validity"]["arch"]
+        return f"loads no code there: {found['error'] or symbols} (driver and GPU must run {arch})"
 
     def _say_what_stands_against_it(self) -> None:
         """Warn once where every call will go native, with what differs and the remedy."""
@@ -184,18 +246,36 @@ class Surface:
         needs = {
             "torch": f"needs the DLPack exchange interface of torch 2.10, found torch {torch.__version__} "
             "(accepted: 2.10 and newer; upgrade torch)",
-            "isa": f"needs {' '.join(recorded['isa'])}, found {' '.join(here['isa']) or 'less than avx2'} "
-            "(tune on this machine)",
-            "cpu_model": f"was tuned on {recorded['model']}, found {here['model']} "
-            "(tune on this machine, or accept another model of the same ISA with FIBC_ACCEPT_CPU=1)",
-            "caches": f"was tuned with {recorded['l2_bytes']} bytes of L2 and {recorded['l3_bytes']} of L3, found "
-            f"{here['l2_bytes']} and {here['l3_bytes']} (tune on this machine, or accept with FIBC_ACCEPT_CPU=1)",
+            **(_cpu_needs(recorded, here) if self._kind == "cpu" else {}),
+            "driver": "needs a CUDA driver, found no usable libcuda.so.1 (accepted: NVIDIA's driver from 12.0)",
         }[reason]
         warnings.warn(
             f"fibc_{self._definition}: {needs}; every call goes to the native kernel, {self.native_name}",
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+def _cpu_needs(recorded: dict[str, Any], here: dict[str, Any]) -> dict[str, str]:
+    """Return what speaks against this CPU, by reason."""
+    return {
+        "isa": f"needs {' '.join(recorded['isa'])}, found {' '.join(here['isa']) or 'less than avx2'} "
+        "(tune on this machine)",
+        "cpu_model": f"was tuned on {recorded['model']}, found {here['model']} "
+        "(tune on this machine, or accept another model of the same ISA with FIBC_ACCEPT_CPU=1)",
+        "caches": f"was tuned with {recorded['l2_bytes']} bytes of L2 and {recorded['l3_bytes']} of L3, found "
+        f"{here['l2_bytes']} and {here['l3_bytes']} (tune on this machine, or accept with FIBC_ACCEPT_CPU=1)",
+    }
+
+
+def _capability(silicon: dict[str, Any]) -> str:
+    return f"{silicon['compute_capability'] // 10}.{silicon['compute_capability'] % 10}"
+
+
+def _silicon(silicon: dict[str, Any]) -> str:
+    return (
+        f"{silicon['num_sms']} SMs, {silicon['l2_bytes'] >> 20} MiB of L2 and {silicon['memory_bytes'] / 2**30:.1f} GiB"
+    )
 
 
 def _is_disabled(definition: str) -> bool:

@@ -87,6 +87,7 @@ class Artifact:
         digest: Digest of the object code; equal binaries are measured once.
         object_path: The relocatable object (``.o``) that a generated module links.
         library_path: The shared library that a worker loads; exports ``symbol`` with the ABI of ``fibc/kernel_abi.h``.
+            Empty where ``source`` is Python with ``call(*inputs)``: what benchmarks compare with, never a variant.
         symbol: Name of the exported entry.
         size_bytes: Size of the object's code.
         source: The rendered source text.
@@ -102,3 +103,7 @@ class Artifact:
     source: str
     guards: Guards
     resources: dict[str, ConfigValue] = field(default_factory=dict)
+
+    @property
+    def is_python(self) -> bool:
+        return not self.library_path

@@ -8,6 +8,7 @@ from fibc.schema.callspec import CallSpec
 from fibc.schema.candidate import Candidate, Guards
 from fibc.schema.decision import Comparison, Decision
 from fibc.schema.feature import Cell, Feature
+from fibc.schema.silicon import CudaValidity
 
 
 @dataclass(frozen=True)
@@ -17,9 +18,10 @@ class Variant:
     Attributes:
         symbol: Its entry in the linked object, unique in the module.
         artifact: Digest of its object code.
-        isa: ISA level that it was compiled for, checked at import (``avx2``, ``avx512``, ``avx512_bf16``).
+        isa: What it was compiled for: an ISA level, checked at import (``avx512``), or a GPU's arch (``sm_90a``).
         deterministic: Repeats were bitwise equal.
         release_gil: Its work is expected to exceed 100 us in every region that serves it.
+        library: What it calls, with the version that it needs (``cuBLASLt 13.0.2``); empty for generated code.
     """
 
     symbol: str
@@ -29,6 +31,7 @@ class Variant:
     guards: Guards
     deterministic: bool
     release_gil: bool
+    library: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ class DispatchTable:
     variants: tuple[Variant, ...]
     rows: tuple[Decision, ...]
     regions: tuple[Region, ...]
-    validity: CpuValidity
+    validity: CpuValidity | CudaValidity
     target: str
     environment: dict[str, str]
     alpha: float

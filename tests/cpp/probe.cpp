@@ -65,7 +65,7 @@ extern "C" __attribute__((visibility("default"))) std::int32_t fibc_probe(const 
   }
   std::vector<Variant> variants(static_cast<std::size_t>(read()));
   for (Variant& variant : variants) {
-    variant = {"variant", kIsaNames[read()], nullptr, {}, {}, 0};
+    variant = {"variant", kIsaNames[read()], nullptr, {}, {}, 0, nullptr, nullptr};
     guard_lists.emplace_back(inputs.size());
     for (TensorGuard& guard : guard_lists.back()) {
       guard.layout = static_cast<Layout>(read());
@@ -76,7 +76,7 @@ extern "C" __attribute__((visibility("default"))) std::int32_t fibc_probe(const 
   }
   const auto span = [](const auto& list) { return Span(list.data(), static_cast<std::int32_t>(list.size())); };
   const Table table{"probe", {"probe", span(spec_axes), span(inputs), span(outputs)}, span(features), span(regions),
-                    span(variants), {}, ""};
+                    span(variants), read() != 0 ? Target::kCuda : Target::kCpu, {}, {}, ""};
 
   Isa isa;
   isa.avx2 = read() != 0;
@@ -92,7 +92,8 @@ extern "C" __attribute__((visibility("default"))) std::int32_t fibc_probe(const 
     const std::int64_t dtype = read();
     call.input_facts[i].dtype = dtype < 0 ? DType{} : kDTypes[dtype].dtype;
     call.input_facts[i].rank = static_cast<std::int32_t>(rank);
-    call.input_facts[i].device_type = read.small();
+    call.input_facts[i].place.type = read.small();
+    call.input_facts[i].place.index = read.small();
     call.inputs[i] = {reinterpret_cast<void*>(read()), shape.data(), strides.data()};
   }
   const Choice choice = choose(table, isa, call);

@@ -8,9 +8,9 @@ using namespace fibc;
 namespace {
 
 constexpr const char* kLevels[] = {"avx2", "avx512"};
-constexpr Validity kValidity = {"A CPU", kLevels, 2048, 4096, 2};
+constexpr CpuValidity kValidity = {"A CPU", kLevels, 2048, 4096, 2};
 
-Host host_like(const Validity& validity) {
+Host host_like(const CpuValidity& validity) {
   Host host;
   host.isa.avx2 = host.isa.avx512 = true;
   std::strncpy(host.model.text, validity.model, sizeof host.model.text - 1);
@@ -53,7 +53,8 @@ constexpr Region kRegions[] = {{kBounds, 0, false}};
 constexpr TensorGuard kGuards[] = {{Layout::kContiguous, 4}, {Layout::kContiguous, 4}};
 std::int32_t returns_seven(const fibc_call* call) { return call->num_threads == 3 ? 7 : 0; }
 const Variant kVariants[] = {{"v", "avx2", returns_seven, kGuards, kGuards, INT64_MAX}};
-const Table kTable = {"", {"f", kAxes, kInputs, kOutputs}, kFeatures, kRegions, kVariants, kValidity, ""};
+const Table kTable = {"",        {"f", kAxes, kInputs, kOutputs}, kFeatures, kRegions, kVariants, Target::kCpu,
+                      kValidity, {},                              ""};
 
 struct Example {
   float memory[64];
@@ -72,8 +73,8 @@ struct Example {
   }
 
   Example() {
-    call.input_facts[0] = {dtype_of("float32"), 2, kCpuDevice};
-    call.input_facts[1] = {dtype_of("float32"), 1, kCpuDevice};
+    call.input_facts[0] = {dtype_of("float32"), 2, {kCpuDevice, 0}};
+    call.input_facts[1] = {dtype_of("float32"), 1, {kCpuDevice, 0}};
     call.num_threads = 3;
   }
 };
@@ -86,7 +87,7 @@ void a_call_goes_where_its_sizes_say() {
   CHECK(launch(returns_seven, good.call, nullptr) == 7);
 
   Example device;
-  device.call.input_facts[0].device_type = 2;
+  device.call.input_facts[0].place = {kCudaDevice, 0};
   CHECK(device.chosen().reason == Reason::kDevice);
   Example dtype;
   dtype.call.input_facts[1].dtype = dtype_of("float16");

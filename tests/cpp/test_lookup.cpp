@@ -11,7 +11,7 @@ constexpr Bound kFirst[] = {{1, 4}};
 constexpr Bound kSecond[] = {{8, 8}};
 constexpr Bound kThird[] = {{9, 1LL << 40}};
 constexpr Region kLine[] = {{kFirst, 0, false}, {kSecond, 1, false}, {kThird, 0, true}};
-constexpr Table kLineTable = {"", {}, kOne, kLine, {}, {}, ""};
+constexpr Table kLineTable = {"", {}, kOne, kLine, {}, Target::kCpu, {}, {}, ""};
 
 constexpr std::int32_t line(std::int64_t m) {
   const std::int64_t axes[] = {m};
@@ -28,7 +28,7 @@ constexpr Bound kB[] = {{1, 4}, {5, 9}};
 constexpr Bound kC[] = {{3, 3}, {3, 4}};
 constexpr Bound kD[] = {{5, 6}, {1, 1}};
 constexpr Region kBoxes[] = {{kA, 0, false}, {kB, 0, false}, {kC, 0, false}, {kD, 0, false}};
-constexpr Table kBoxTable = {"", {}, kTwo, kBoxes, {}, {}, ""};
+constexpr Table kBoxTable = {"", {}, kTwo, kBoxes, {}, Target::kCpu, {}, {}, ""};
 
 constexpr std::int32_t box(std::int64_t m, std::int64_t k) {
   const std::int64_t axes[] = {m, k};
@@ -48,7 +48,7 @@ constexpr std::int64_t ratio(std::int64_t top, std::int64_t bottom) {
 static_assert(ratio(7, 0) == 0 && ratio(0, 7) == 0 && ratio(7, 7) == 1 && ratio(8, 7) == 2);
 static_assert(ratio(INT64_MAX, 1) == INT64_MAX && ratio(INT64_MAX, 2) == INT64_MAX / 2 + 1);
 
-constexpr Table kNothing = {"", {}, {}, {}, {}, {}, ""};
+constexpr Table kNothing = {"", {}, {}, {}, {}, Target::kCpu, {}, {}, ""};
 
 }  // namespace
 

@@ -12,8 +12,13 @@ namespace fibc {
 
 namespace detail {
 
-[[nodiscard]] inline Reason check_facts(const Argument& argument, const TensorFacts& facts) noexcept {
-  if (facts.device_type != kCpuDevice) return Reason::kDevice;
+// The first tensor says which of several devices it is.
+[[nodiscard]] inline Reason check_facts(const Argument& argument, const TensorFacts& facts, Place& place) noexcept {
+  if (facts.place.type != place.type) return Reason::kDevice;
+  if (facts.place.index != place.index) {
+    if (place.index != kAnyIndex) return Reason::kDevices;
+    place.index = facts.place.index;
+  }
   if (facts.dtype != argument.dtype) return Reason::kDType;
   if (facts.rank != argument.axes.size) return Reason::kRank;
   return Reason::kHit;
@@ -35,26 +40,28 @@ namespace detail {
 }  // namespace detail
 
 // Returns kHit, or the first thing that contradicts the definition, argument by argument.
-[[nodiscard]] inline Reason bind_inputs(const Spec& spec, Call& call) noexcept {
+// `device_type`: where the spec's tensors have to be.
+[[nodiscard]] inline Reason bind_inputs(const Spec& spec, std::int32_t device_type, Call& call) noexcept {
+  call.place = {device_type, device_type == kCpuDevice ? 0 : kAnyIndex};
   for (std::int32_t i = 0; i < spec.axes.size; ++i) call.axes[i] = spec.axes[i].value;
   for (std::int32_t i = 0; i < spec.inputs.size; ++i) {
     const Argument& argument = spec.inputs[i];
     if (argument.kind == Kind::kScalar) continue;
-    Reason reason = detail::check_facts(argument, call.input_facts[i]);
+    Reason reason = detail::check_facts(argument, call.input_facts[i], call.place);
     if (reason == Reason::kHit) reason = detail::bind_shape(argument, call.inputs[i], call.axes);
     if (reason != Reason::kHit) return reason;
   }
   for (std::int32_t i = 0; i < spec.axes.size; ++i) {
     if (call.axes[i] == kVaries) return Reason::kShape;  // no input has it: the size of an output is unknown
   }
-  return Reason::kHit;
+  return call.place.index == kAnyIndex ? Reason::kDevice : Reason::kHit;  // no tensor says which
 }
 
 // Holds the caller's own outputs to axes that bind_inputs has bound.
 [[nodiscard]] inline Reason check_outputs(const Spec& spec, Call& call) noexcept {
   for (std::int32_t i = 0; i < spec.outputs.size; ++i) {
     const Argument& argument = spec.outputs[i];
-    Reason reason = detail::check_facts(argument, call.output_facts[i]);
+    Reason reason = detail::check_facts(argument, call.output_facts[i], call.place);
     if (reason == Reason::kHit) reason = detail::bind_shape(argument, call.outputs[i], call.axes);
     if (reason != Reason::kHit) return reason;
   }

@@ -28,7 +28,7 @@ struct Host {
 };
 
 // Holds the machine to the one the rows were measured on. `accept_cpu`: another model of the same ISA will do.
-[[nodiscard]] inline Reason check_host(const Validity& validity, const Host& host, bool accept_cpu) noexcept {
+[[nodiscard]] inline Reason check_host(const CpuValidity& validity, const Host& host, bool accept_cpu) noexcept {
   for (const char* level : validity.isa) {
     if (!host.isa.has(level)) return Reason::kIsa;
   }
@@ -46,12 +46,16 @@ struct Choice {
 
 // Decides from inputs alone; kHit still needs the outputs to pass. Empty inputs and outputs never reach a variant.
 [[nodiscard]] inline Choice choose(const Table& table, const Isa& isa, Call& call) noexcept {
-  if (const Reason reason = bind_inputs(table.spec, call); reason != Reason::kHit) return {reason, kNoRegion};
+  const bool on_cpu = table.target == Target::kCpu;
+  const std::int32_t device_type = on_cpu ? kCpuDevice : kCudaDevice;
+  if (const Reason reason = bind_inputs(table.spec, device_type, call); reason != Reason::kHit) {
+    return {reason, kNoRegion};
+  }
   if (const Reason reason = check_empty(table.spec, call.axes); reason != Reason::kHit) return {reason, kNoRegion};
   const std::int32_t region = find_region(table, call.axes);
   if (region == kNoRegion) return {Reason::kRegion, kNoRegion};
   const Variant& variant = table.variants[table.regions[region].variant];
-  if (!isa.has(variant.isa)) return {Reason::kVariantIsa, region};
+  if (on_cpu && !isa.has(variant.isa)) return {Reason::kVariantIsa, region};  // of a GPU, its state says as much
   return {check_input_guards(table.spec, variant, call), region};
 }
 
@@ -64,9 +68,14 @@ struct Choice {
   return check_apart(table.spec, call, index);
 }
 
+// The call as a kernel sees it; it must not outlive `call`.
+[[nodiscard]] inline fibc_call kernel_call(const Call& call, fibc_parallel parallel, const fibc_cuda* cuda) noexcept {
+  return {call.inputs, call.outputs, call.scalars, call.axes, parallel, call.num_threads, cuda};
+}
+
 [[nodiscard]] inline std::int32_t launch(fibc_kernel entry, const Call& call, fibc_parallel parallel) noexcept {
-  const fibc_call kernel_call{call.inputs, call.outputs, call.scalars, call.axes, parallel, call.num_threads};
-  return entry(&kernel_call);
+  const fibc_call bound = kernel_call(call, parallel, nullptr);
+  return entry(&bound);
 }
 
 }  // namespace fibc

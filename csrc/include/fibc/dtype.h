@@ -6,10 +6,11 @@
 
 namespace fibc {
 
+// Trivial: a call holds 80 of them uninitialised.
 struct DType {
-  std::uint8_t code = 0;
-  std::uint8_t bits = 0;
-  std::uint16_t lanes = 1;
+  std::uint8_t code;
+  std::uint8_t bits;
+  std::uint16_t lanes;
 
   [[nodiscard]] constexpr bool operator==(const DType& other) const noexcept {
     return code == other.code && bits == other.bits && lanes == other.lanes;

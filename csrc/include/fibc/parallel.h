@@ -15,7 +15,7 @@ namespace fibc {
 // State of the calling module; hidden visibility keeps one per shared object.
 struct ParallelRuntime {
   OpenMp openmp;
-  std::atomic<bool> forked{false};
+  std::atomic<std::int32_t> num_forks{0};  // between the process that loaded the module and this one
   std::atomic<std::int64_t> num_serial{0};  // regions that ran serially because no runtime was found
 };
 
@@ -48,13 +48,13 @@ inline void run_shares(void* data) noexcept {
 // runs every share in its own thread.
 inline void start_parallel(const OpenMp& openmp) noexcept {
   parallel_runtime().openmp = openmp;
-  pthread_atfork(nullptr, nullptr, [] { parallel_runtime().forked.store(true, std::memory_order_relaxed); });
+  pthread_atfork(nullptr, nullptr, [] { parallel_runtime().num_forks.fetch_add(1, std::memory_order_relaxed); });
 }
 
 // The fibc_parallel that kernels are given.
 inline void parallel(fibc_task task, void* context, std::int32_t num_threads) noexcept {
   ParallelRuntime& runtime = parallel_runtime();
-  if (num_threads > 1 && !runtime.forked.load(std::memory_order_relaxed)) {
+  if (num_threads > 1 && runtime.num_forks.load(std::memory_order_relaxed) == 0) {
     if (runtime.openmp) {
       detail::Shares shares{task, context, num_threads};
       runtime.openmp.parallel(detail::run_shares, &shares, static_cast<unsigned>(num_threads), 0);
@@ -67,7 +67,7 @@ inline void parallel(fibc_task task, void* context, std::int32_t num_threads) no
 
 // Threads that a call may use when torch is set to `num_threads`.
 [[nodiscard]] inline std::int32_t usable_threads(std::int32_t num_threads) noexcept {
-  return parallel_runtime().forked.load(std::memory_order_relaxed) ? 1 : num_threads;
+  return parallel_runtime().num_forks.load(std::memory_order_relaxed) != 0 ? 1 : num_threads;
 }
 
 }  // namespace fibc

@@ -13,13 +13,16 @@
   X(kCpuModel, "cpu_model", "another CPU model than the one tuned on")                         \
   X(kCaches, "caches", "other cache sizes than those tuned with")                              \
   X(kNumThreads, "num_threads", "another thread count than the one tuned with")                \
+  X(kDriver, "driver", "no CUDA driver in this process (libcuda.so.1)")                        \
+  X(kForked, "forked", "the process was forked after its GPU was prepared")                    \
   X(kMode, "mode", "a dispatch mode of torch is active, or forward-mode differentiation")      \
   X(kMissing, "missing", "an optional argument was left out")                                  \
   X(kType, "type", "an argument is no plain torch.Tensor or Parameter, or no number")          \
   X(kGrad, "grad", "grad mode is on and a tensor requires grad")                               \
   X(kView, "view", "the tensor cannot be viewed (sparse, meta, quantised, vmap)")              \
   X(kNegative, "negative", "a tensor is a view with its sign bit flipped lazily")              \
-  X(kDevice, "device", "a tensor is on another device")                                        \
+  X(kDevice, "device", "a tensor is on another kind of device")                                \
+  X(kDevices, "devices", "tensors are on several devices")                                     \
   X(kDType, "dtype", "a tensor has another dtype than the definition")                         \
   X(kRank, "rank", "a tensor has another number of axes than the definition")                  \
   X(kShape, "shape", "sizes contradict the definition or each other")                          \
@@ -34,8 +37,17 @@
   X(kAlias, "alias", "an output in place is not the tensor that it is to be written to")       \
   X(kInference, "inference", "an inference tensor would be written outside inference mode")    \
   X(kOverlap, "overlap", "an output shares memory with another argument")                      \
+  X(kArch, "arch", "the GPU has another compute capability than the one tuned on")             \
+  X(kSilicon, "silicon", "the GPU has other SMs, L2 or memory than the one tuned on")          \
+  X(kUnprepared, "unprepared", "captured before the GPU was prepared (prepare(), or a call before the capture)") \
+  X(kLoad, "load", "the variant's code does not load on the GPU, or calls another version of a library") \
+  X(kBroken, "broken", "the GPU reported an error before: no variant is tried again")          \
+  X(kContext, "context", "the thread's current CUDA context is not the GPU's primary one")     \
+  X(kStream, "stream", "the current CUDA stream cannot be told, or its capture has failed")    \
   X(kAllocation, "allocation", "an output could not be allocated as plain memory")             \
-  X(kKernel, "kernel", "the variant declined the call")
+  X(kWorkspace, "workspace", "no memory for the variant's workspace")                          \
+  X(kKernel, "kernel", "the variant declined the call")                                        \
+  X(kDeviceError, "device_error", "the GPU reported an error, which was raised")
 
 namespace fibc {
 

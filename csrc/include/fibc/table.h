@@ -95,15 +95,17 @@ struct TensorGuard {
 
 struct Variant {
   const char* symbol;
-  const char* isa;
+  const char* isa;  // level or arch that it was compiled for
   fibc_kernel entry;
   Span<TensorGuard> inputs;
   Span<TensorGuard> outputs;
   std::int64_t max_offset_elems;
+  fibc_workspace workspace = nullptr;  // of kernels for GPUs only
+  fibc_prepare prepare = nullptr;
 };
 
-// The silicon and the thread count for which the rows hold.
-struct Validity {
+// The silicon and the thread count for which the rows of a table for CPUs hold.
+struct CpuValidity {
   const char* model;
   Span<const char*> isa;
   std::int64_t l2_bytes;
@@ -111,13 +113,27 @@ struct Validity {
   std::int32_t num_threads;
 };
 
+// The silicon for which the rows of a table for GPUs hold; a MIG slice is what it shows of itself. Neither ordinal nor
+// product name: both change while the silicon stays.
+struct CudaValidity {
+  const char* arch;                 // that the code was compiled for
+  std::int32_t compute_capability;  // 10 * major + minor
+  std::int32_t num_sms;
+  std::int64_t l2_bytes;
+  std::int64_t memory_bytes;
+};
+
+enum class Target : std::uint8_t { kCpu, kCuda };
+
 struct Table {
   const char* digest;
   Spec spec;
   Span<Feature> features;
   Span<Region> regions;  // disjoint, sorted by bounds
   Span<Variant> variants;
-  Validity validity;
+  Target target;
+  CpuValidity cpu;    // where target is kCpu
+  CudaValidity cuda;  // where target is kCuda
   const char* json;  // the whole table with its evidence, for explain() and table()
 };
 

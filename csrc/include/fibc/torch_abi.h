@@ -30,12 +30,14 @@ class TorchAbi {
               library.find(has_storage_, "_ZNK3c1010TensorImpl11has_storageEv") &&
               library.find(bump_version_, "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE") &&
               library.find(get_device_type_, "aoti_torch_get_device_type") &&
+              library.find(get_device_index_, "aoti_torch_get_device_index") &&
               library.find(get_dtype_, "aoti_torch_get_dtype") && library.find(get_dim_, "aoti_torch_get_dim") &&
               library.find(get_sizes_, "aoti_torch_get_sizes") &&
               library.find(get_strides_, "aoti_torch_get_strides") &&
               library.find(get_data_ptr_, "aoti_torch_get_data_ptr") &&
               library.find(empty_strided_, "aoti_torch_empty_strided") &&
               library.find(delete_tensor_, "aoti_torch_delete_tensor_object") && read_codes(library);
+    (void)library.find(get_current_cuda_stream_, "aoti_torch_get_current_cuda_stream");  // a torch for CPUs has none
     return usable_;
   }
 
@@ -68,17 +70,30 @@ class TorchAbi {
     tensor.strides = strides;
     facts.dtype = dtype_of_code(code);
     facts.rank = static_cast<std::int32_t>(rank);
-    facts.device_type = device == cpu_ ? kCpuDevice : kOtherDevice;
-    return true;
+    if (device == cpu_) {
+      facts.place = {kCpuDevice, 0};
+      return true;
+    }
+    facts.place = {kOtherDevice, 0};
+    if (device != cuda_) return true;
+    facts.place.type = kCudaDevice;
+    return get_device_index_(handle, &facts.place.index) == 0;
   }
 
-  // Returns a new CPU tensor, to be given back to `release`; null where torch made none.
+  // Returns a new tensor on a CPU or a GPU, to be given back to `release`; null where torch made none.
   [[nodiscard]] TensorHandle empty(DType dtype, std::int32_t rank, const std::int64_t* shape,
-                                   const std::int64_t* strides) const noexcept {
+                                   const std::int64_t* strides, Place place) const noexcept {
     TensorHandle handle = nullptr;
     const std::int32_t code = code_of_dtype(dtype);
-    if (code == kNoCode || empty_strided_(rank, shape, strides, code, cpu_, 0, &handle) != 0) return nullptr;
+    const std::int32_t device = place.type == kCpuDevice ? cpu_ : cuda_;
+    if (code == kNoCode || empty_strided_(rank, shape, strides, code, device, place.index, &handle) != 0) return nullptr;
     return handle;
+  }
+
+  // Whether torch's current stream on a GPU can be asked for here.
+  [[nodiscard]] bool has_streams() const noexcept { return get_current_cuda_stream_ != nullptr; }
+  [[nodiscard]] bool current_stream(std::int32_t device, void*& stream) const noexcept {
+    return get_current_cuda_stream_(device, &stream) == 0;
   }
 
   [[nodiscard]] void* data(TensorHandle handle) const noexcept {
@@ -92,7 +107,6 @@ class TorchAbi {
   using Error = std::int32_t;  // 0 is success
 
   static constexpr std::int32_t kNoCode = -1;
-  static constexpr std::int32_t kOtherDevice = 0;
   static constexpr int kNumDTypes = sizeof(kDTypes) / sizeof(kDTypes[0]);
 
   [[nodiscard]] static void* impl(TensorHandle handle) noexcept { return *static_cast<void**>(handle); }
@@ -111,7 +125,8 @@ class TorchAbi {
       return function != nullptr;
     };
     for (int i = 0; i < kNumDTypes; ++i) (void)read(codes_[i], kNames[i]);  // an unknown dtype is viewed as none
-    return read(cpu_, "aoti_torch_device_type_cpu") && read(meta_, "aoti_torch_device_type_meta");
+    return read(cpu_, "aoti_torch_device_type_cpu") && read(cuda_, "aoti_torch_device_type_cuda") &&
+           read(meta_, "aoti_torch_device_type_meta");
   }
 
   [[nodiscard]] DType dtype_of_code(std::int32_t code) const noexcept {
@@ -131,6 +146,7 @@ class TorchAbi {
   bool usable_ = false;
   std::int32_t codes_[kNumDTypes] = {};
   std::int32_t cpu_ = 0;
+  std::int32_t cuda_ = 0;
   std::int32_t meta_ = 0;
   bool (*grad_mode_is_enabled_)() = nullptr;
   bool (*inference_mode_is_enabled_)() = nullptr;
@@ -142,6 +158,7 @@ class TorchAbi {
   bool (*has_storage_)(const void* impl) = nullptr;
   void (*bump_version_)(TensorHandle) = nullptr;
   Error (*get_device_type_)(TensorHandle, std::int32_t*) = nullptr;
+  Error (*get_device_index_)(TensorHandle, std::int32_t*) = nullptr;
   Error (*get_dtype_)(TensorHandle, std::int32_t*) = nullptr;
   Error (*get_dim_)(TensorHandle, std::int64_t*) = nullptr;
   Error (*get_sizes_)(TensorHandle, std::int64_t**) = nullptr;
@@ -150,6 +167,7 @@ class TorchAbi {
   Error (*empty_strided_)(std::int64_t rank, const std::int64_t* shape, const std::int64_t* strides, std::int32_t dtype,
                           std::int32_t device_type, std::int32_t device_index, TensorHandle*) = nullptr;
   Error (*delete_tensor_)(TensorHandle) = nullptr;
+  Error (*get_current_cuda_stream_)(std::int32_t device_index, void**) = nullptr;
 };
 
 }  // namespace fibc

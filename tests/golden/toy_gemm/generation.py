@@ -1,4 +1,4 @@
-"""One generation of the dispatch of toy_gemm: table fc1284055521e6c9."""
+"""One generation of the dispatch of toy_gemm: table df2bea2a8f2478ba."""
 
 from . import _native
 from .surface import Surface

@@ -37,8 +37,11 @@ def set_native(native: Callable[..., Any] | None, native_out: Callable[..., Any]
     None sets the table's own again.
     """
 
-def prepare(device: torch.device | str = "cpu") -> bool:
-    """Load what the first call on ``device`` would load; return whether variants can serve there."""
+def prepare(device: torch.device | str | int | None = None) -> bool:
+    """Load what the first call on ``device`` would load; return whether variants can serve there.
+
+    A number is a GPU's; None is the current device of the kind that the table is for.
+    """
 
 environment: dict[str, Any]
 """The machine and torch that were tuned on, those found at import, and what differs."""

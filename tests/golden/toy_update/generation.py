@@ -1,4 +1,4 @@
-"""One generation of the dispatch of toy_update: table 24f6e106ceb6a2ec."""
+"""One generation of the dispatch of toy_update: table bc80afe4c29544d3."""
 
 from . import _native
 from .surface import Surface

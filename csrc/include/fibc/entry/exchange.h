@@ -12,6 +12,7 @@
 namespace fibc {
 
 static_assert(kCpuDevice == kDLCPU);
+static_assert(kCudaDevice == kDLCUDA);
 
 class Exchange {
  public:
@@ -38,14 +39,16 @@ class Exchange {
     tensor.strides = raw.strides;
     facts.dtype = {raw.dtype.code, raw.dtype.bits, raw.dtype.lanes};
     facts.rank = raw.ndim;
-    facts.device_type = raw.device.device_type;
+    facts.place = {kOtherDevice, 0};
+    if (raw.device.device_type == kDLCPU) facts.place.type = kCpuDevice;
+    if (raw.device.device_type == kDLCUDA) facts.place = {kCudaDevice, raw.device.device_id};
     return true;
   }
 
-  // A new contiguous CPU tensor and its memory; null, with no error set, where torch makes none.
-  [[nodiscard]] Ref empty(DType dtype, std::int32_t rank, std::int64_t* shape, void*& data) const noexcept {
+  // A new contiguous tensor on a CPU or a GPU and its memory; null, with no error set, where torch makes none.
+  [[nodiscard]] Ref empty(DType dtype, std::int32_t rank, std::int64_t* shape, Place place, void*& data) const noexcept {
     DLTensor prototype{};
-    prototype.device = {kDLCPU, 0};
+    prototype.device = {place.type == kCpuDevice ? kDLCPU : kDLCUDA, place.index};
     prototype.ndim = rank;
     prototype.dtype = {dtype.code, dtype.bits, dtype.lanes};
     prototype.shape = shape;
@@ -61,6 +64,15 @@ class Exchange {
       return Ref();
     }
     return Ref(static_cast<PyObject*>(object));
+  }
+
+  // Torch's current stream on a GPU; false, with no error set, where it does not say.
+  [[nodiscard]] bool current_stream(std::int32_t device, void*& stream) const noexcept {
+    if (api_->current_work_stream == nullptr || api_->current_work_stream(kDLCUDA, device, &stream) != 0) {
+      PyErr_Clear();
+      return false;
+    }
+    return true;
   }
 
  private:

@@ -7,11 +7,13 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "fibc/axes.h"
 #include "fibc/dispatch.h"
 #include "fibc/entry/arguments.h"
+#include "fibc/entry/cuda_calls.h"
 #include "fibc/entry/outputs.h"
 #include "fibc/parallel.h"
 
@@ -21,6 +23,7 @@ namespace fibc {
 namespace {
 
 TensorAdapter* adapter = nullptr;  // never freed: at exit Python ends before static objects do
+CudaCalls* gpus = nullptr;
 std::int32_t num_threads = 0;  // 0: as torch says at each call
 
 // A CallSpec read from its msgpack bytes; owns what the Spec points to.
@@ -86,13 +89,40 @@ struct Candidate {
   PyObject_HEAD
   vectorcallfunc call;
   OwnedSpec* owned;
-  fibc_kernel entry;
+  std::string* symbol;
+  Variant variant;           // its entries
+  std::int32_t device_type;  // where its tensors have to be
+  std::uint64_t loaded;      // a bit per GPU
 
   [[nodiscard]] const Spec& spec() const noexcept { return owned->spec(); }
 };
 
-[[nodiscard]] PyObject* fail(const Spec& spec, const char* function, Reason reason) {
-  PyErr_Format(PyExc_RuntimeError, "%s: %s: %s", spec.definition, function, text_of(reason).sentence);
+// Makes a GPU ready for the candidate, where it is not yet.
+[[nodiscard]] Reason prepare(Candidate& candidate, std::int32_t index) {
+  Reason reason = gpus->state(index);
+  if (reason == Reason::kUnprepared) reason = gpus->prepare(*adapter, index, nullptr, false, {});
+  const std::uint64_t bit = std::uint64_t{1} << (index & 63);
+  if (reason != Reason::kHit || (candidate.loaded & bit) != 0) return reason;
+  reason = gpus->load(candidate.variant, index);
+  if (reason == Reason::kHit) candidate.loaded |= bit;
+  return reason;
+}
+
+[[nodiscard]] Reason serve(Candidate& candidate, const Call& call) {
+  if (candidate.device_type == kCpuDevice) {
+    return launch(candidate.variant.entry, call, parallel) == FIBC_OK ? Reason::kHit : Reason::kKernel;
+  }
+  const Reason reason = prepare(candidate, call.place.index);
+  return reason == Reason::kHit ? gpus->launch(*adapter, candidate.variant, 0, call) : reason;
+}
+
+[[nodiscard]] PyObject* fail(const Candidate& candidate, const char* function, Reason reason, const Call& call) {
+  const Spec& spec = candidate.spec();
+  if (reason == Reason::kDeviceError) {
+    gpus->raise_error(spec.definition, candidate.symbol->c_str(), call.place.index);
+  } else {
+    PyErr_Format(PyExc_RuntimeError, "%s: %s: %s", spec.definition, function, text_of(reason).sentence);
+  }
   return nullptr;
 }
 
@@ -101,7 +131,7 @@ struct Candidate {
 }
 
 PyObject* run(PyObject* self, PyObject* const* args, std::size_t num_args_and_flag, PyObject* keywords) {
-  const auto& candidate = *reinterpret_cast<const Candidate*>(self);
+  auto& candidate = *reinterpret_cast<Candidate*>(self);
   const Spec& spec = candidate.spec();
   PyObject* scratch[kMaxTensors];
   args = bind_arguments({"run", &spec, false}, args, PyVectorcall_NARGS(num_args_and_flag), keywords, scratch);
@@ -109,17 +139,17 @@ PyObject* run(PyObject* self, PyObject* const* args, std::size_t num_args_and_fl
   Call call;
   call.num_threads = threads_now();
   Reason reason = read_inputs(*adapter, spec, args, adapter->grad_mode(), call);
-  if (reason == Reason::kHit) reason = bind_inputs(spec, call);
+  if (reason == Reason::kHit) reason = bind_inputs(spec, candidate.device_type, call);
   Outputs outputs(spec);
   for (std::int32_t i = 0; i < spec.outputs.size && reason == Reason::kHit; ++i) {
     reason = outputs.make(*adapter, args, call, i);
   }
-  if (reason == Reason::kHit && launch(candidate.entry, call, parallel) != 0) reason = Reason::kKernel;
-  return reason == Reason::kHit ? outputs.result() : fail(spec, "run", reason);
+  if (reason == Reason::kHit) reason = serve(candidate, call);
+  return reason == Reason::kHit ? outputs.result() : fail(candidate, "run", reason, call);
 }
 
 PyObject* run_out(PyObject* self, PyObject* const* args, Py_ssize_t num_args, PyObject* keywords) {
-  const auto& candidate = *reinterpret_cast<const Candidate*>(self);
+  auto& candidate = *reinterpret_cast<Candidate*>(self);
   const Spec& spec = candidate.spec();
   PyObject* scratch[kMaxTensors + kMaxOutputs];
   args = bind_arguments({"run_out", &spec, true}, args, num_args, keywords, scratch);
@@ -128,17 +158,18 @@ PyObject* run_out(PyObject* self, PyObject* const* args, Py_ssize_t num_args, Py
   call.num_threads = threads_now();
   const bool grad_mode = adapter->grad_mode();
   Reason reason = read_inputs(*adapter, spec, args, grad_mode, call);
-  if (reason == Reason::kHit) reason = bind_inputs(spec, call);
+  if (reason == Reason::kHit) reason = bind_inputs(spec, candidate.device_type, call);
   if (reason == Reason::kHit) reason = read_outputs(*adapter, spec, args + spec.inputs.size, grad_mode, call);
   if (reason == Reason::kHit) reason = check_outputs(spec, call);
-  if (reason == Reason::kHit && launch(candidate.entry, call, parallel) != 0) reason = Reason::kKernel;
-  if (reason != Reason::kHit) return fail(spec, "run_out", reason);
+  if (reason == Reason::kHit) reason = serve(candidate, call);
+  if (reason != Reason::kHit) return fail(candidate, "run_out", reason, call);
   Py_RETURN_NONE;
 }
 
 void deallocate(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
   delete reinterpret_cast<Candidate*>(self)->owned;
+  delete reinterpret_cast<Candidate*>(self)->symbol;
   type->tp_free(self);
   Py_DECREF(type);
 }
@@ -163,18 +194,49 @@ void deallocate(PyObject* self) {
 
 PyTypeObject* candidate_type = nullptr;
 
-py::object bind(const std::string& library, const std::string& symbol, const py::bytes& spec) {
+template <typename Function>
+[[nodiscard]] Function* find(void* handle, const std::string& library, const std::string& symbol) {
+  auto* function = reinterpret_cast<Function*>(dlsym(handle, symbol.c_str()));
+  if (function == nullptr) throw py::value_error(library + ": exports no symbol " + symbol);
+  return function;
+}
+
+// The index in `device`, "cuda" or "cuda:1"; the current one where it names none.
+[[nodiscard]] std::int32_t index_of(const std::string& device) {
+  const py::module_ torch = py::module_::import("torch");
+  const py::object index = torch.attr("device")(device).attr("index");
+  return (index.is_none() ? py::object(torch.attr("cuda").attr("current_device")()) : index).cast<std::int32_t>();
+}
+
+py::object bind(const std::string& library, const std::string& symbol, const py::bytes& spec,
+                const std::string& device) {
   auto owned = std::make_unique<OwnedSpec>(spec);
   void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) throw py::value_error(std::string("cannot load: ") + dlerror());
-  const auto entry = reinterpret_cast<fibc_kernel>(dlsym(handle, symbol.c_str()));
-  if (entry == nullptr) throw py::value_error(library + ": exports no symbol " + symbol);
+  Variant variant{};
+  const bool on_cpu = device == "cpu";
+  variant.entry = find<std::remove_pointer_t<fibc_kernel>>(handle, library, symbol);
+  if (!on_cpu) {
+    variant.workspace = find<std::remove_pointer_t<fibc_workspace>>(handle, library, symbol + "_workspace");
+    variant.prepare = find<std::remove_pointer_t<fibc_prepare>>(handle, library, symbol + "_prepare");
+  }
   auto* candidate = reinterpret_cast<Candidate*>(candidate_type->tp_alloc(candidate_type, 0));
   if (candidate == nullptr) throw py::error_already_set();
+  auto result = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(candidate));
   candidate->call = run;
   candidate->owned = owned.release();
-  candidate->entry = entry;
-  return py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(candidate));
+  candidate->symbol = new std::string(symbol);
+  candidate->variant = variant;
+  candidate->device_type = on_cpu ? kCpuDevice : kCudaDevice;
+  if (on_cpu) return result;
+  if (!gpus->start()) throw py::value_error(symbol + ": " + text_of(Reason::kDriver).sentence);
+  Call call;
+  call.place = {kCudaDevice, index_of(device)};
+  if (const Reason reason = prepare(*candidate, call.place.index); reason != Reason::kHit) {
+    (void)fail(*candidate, "bind", reason, call);
+    throw py::error_already_set();
+  }
+  return result;
 }
 
 // What a call itself costs: takes anything, returns None.
@@ -184,9 +246,10 @@ PyMethodDef functions[] = {{"nothing", reinterpret_cast<PyCFunction>(reinterpret
                             METH_FASTCALL | METH_KEYWORDS, "nothing(*arguments): return None, for a baseline."},
                            {nullptr, nullptr, 0, nullptr}};
 
-// Seconds per call of `inner` calls, the i-th with calls[(start + i) % len(calls)]; results are dropped as they come.
+// Makes `inner` calls, the i-th with calls[(start + i) % len(calls)]; results are dropped as they come. Returns seconds per
+// call, of the host alone.
 double time_calls(const py::object& function, const py::list& calls, std::size_t start, std::size_t inner) {
-  if (calls.empty() || inner == 0) throw py::value_error("time_calls: needs at least one call and inner >= 1");
+  if (calls.empty() || inner == 0) throw py::value_error("needs at least one call and inner >= 1");
   std::vector<py::tuple> tuples;
   std::vector<std::vector<PyObject*>> arguments;  // one leading slot, which vectorcall may use
   for (const py::handle call : calls) {
@@ -226,8 +289,15 @@ PYBIND11_MODULE(_harness, m) {
   fibc::candidate_type = fibc::make_type();
   if (fibc::candidate_type == nullptr) throw py::error_already_set();
   if (PyModule_AddFunctions(m.ptr(), fibc::functions) != 0) throw py::error_already_set();
-  m.def("bind", &fibc::bind, py::arg("library_path"), py::arg("symbol"), py::arg("spec"));
+  fibc::gpus = new fibc::CudaCalls();
+  m.def("bind", &fibc::bind, py::arg("library_path"), py::arg("symbol"), py::arg("spec"), py::arg("device") = "cpu");
   m.def("time_calls", &fibc::time_calls, py::arg("callable"), py::arg("calls"), py::arg("start"), py::arg("inner"));
+  m.def(
+      "call_many",
+      [](const py::object& function, const py::list& calls, std::size_t start, std::size_t inner) {
+        (void)fibc::time_calls(function, calls, start, inner);
+      },
+      py::arg("callable"), py::arg("calls"), py::arg("start"), py::arg("inner"));
   m.def(
       "set_num_threads",
       [](std::int32_t count) {

@@ -31,7 +31,7 @@ class Outputs {
       empty |= size == 0;
     }
     void* data = nullptr;
-    tensors_[i] = adapter.empty(output.dtype, output.axes.size, shapes_[i], strides_[i], data);
+    tensors_[i] = adapter.empty(output.dtype, output.axes.size, shapes_[i], strides_[i], call.place, data);
     if (!tensors_[i] || (data == nullptr && !empty)) return Reason::kAllocation;
     call.outputs[i] = {data, shapes_[i], strides_[i]};
     return Reason::kHit;

@@ -100,17 +100,22 @@ class TensorAdapter {
     return fast_ ? abi_.view(handle(object), tensor, facts) : exchange_.view(object, tensor, facts);
   }
 
-  // A new contiguous CPU tensor of torch's own allocator; null, with no error set, where torch makes none.
-  [[nodiscard]] Ref empty(DType dtype, std::int32_t rank, std::int64_t* shape, const std::int64_t* strides,
+  // A new contiguous tensor of torch's own allocator; null, with no error set, where torch makes none.
+  [[nodiscard]] Ref empty(DType dtype, std::int32_t rank, std::int64_t* shape, const std::int64_t* strides, Place place,
                           void*& data) const noexcept {
-    if (!fast_) return exchange_.empty(dtype, rank, shape, data);
-    const TensorHandle made = abi_.empty(dtype, rank, shape, strides);
+    if (!fast_) return exchange_.empty(dtype, rank, shape, place, data);
+    const TensorHandle made = abi_.empty(dtype, rank, shape, strides, place);
     if (made == nullptr) return Ref();
     data = abi_.data(made);
     Ref object(wrap_(made));
     abi_.release(made);
     if (!object) PyErr_Clear();
     return object;
+  }
+
+  // Torch's current stream on a GPU; false, with no error set, where it does not say.
+  [[nodiscard]] bool current_stream(std::int32_t device, void*& stream) const noexcept {
+    return fast_ && abi_.has_streams() ? abi_.current_stream(device, stream) : exchange_.current_stream(device, stream);
   }
 
  private:
