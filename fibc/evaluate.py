@@ -5,25 +5,25 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import signal
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from fibc import inputs, isolation
 from fibc.bench import ArmFailed, Bench, Session
-from fibc.child import START_TIMEOUT_S, Child, ChildFailedError, may_be_bad_luck, spawn
+from fibc.child import START_TIMEOUT_S, Child, ChildFailedError, may_be_bad_luck
 from fibc.errors import EvaluationError, InputError
+from fibc.gpu_process import GpuProcess
 from fibc.process_bench import ArmPlan, Outcome, ProcessBench, ProcessSession, bind
-from fibc.rpc import Channel
+from fibc.processes import CpuProcesses, Processes
 from fibc.schema import codec
 from fibc.schema.candidate import NATIVE, Artifact, Candidate
 from fibc.schema.definition import Definition
 from fibc.schema.evaluation import Arm, Correctness, Status
 from fibc.schema.feature import FeatureKey, Point
+from fibc.schema.silicon import Gpu
 from fibc.schema.table import CpuValidity, NativeSource
 from fibc.schema.workload import Workload
 from fibc.validation import Validation
@@ -31,6 +31,9 @@ from fibc.worker import MALLOC_TUNABLES, Setup
 
 REFERENCE_TIMEOUT_S = 120.0
 """For the reference and native over all cases of one key."""
+
+GPU_TIMEOUT_S = 15.0
+"""For a validation and for a pair on a GPU, where both take milliseconds: a kernel that hangs costs this."""
 
 DATA_FRACTION = 0.25
 KEEP_FRACTION = 0.125
@@ -41,17 +44,11 @@ DATA_BYTES = 32 << 30
 
 
 @dataclass(frozen=True)
-class _Fork:
-    """A child of the zygote."""
+class _Cases:
+    """Cases that the keeper holds under one name."""
 
-    zygote: Child
-    pid: int
-
-    def end(self, *, kill: bool) -> int:
-        if not self.zygote.open:  # it went with the zygote
-            return -signal.SIGKILL
-        status = self.zygote.call("reap", isolation.GRACE_S * 2, pid=self.pid, kill=kill)
-        return os.waitstatus_to_exitcode(status)
+    points: tuple[Point, ...]
+    kind: str
 
 
 @dataclass
@@ -92,39 +89,47 @@ class Evaluator:
         self,
         definition: Definition,
         native: NativeSource,
-        validity: CpuValidity,
+        silicon: CpuValidity | Gpu,
         harness_path: Path,
         *,
         timeout_s: float,
         seed: int,
         workloads: Iterable[Workload] = (),
+        num_threads: int = 1,
     ) -> None:
         """Prepare; nothing is started.
 
         Args:
-            validity: The machine (``Environment.cpu_validity()``): threads of both sides, size of the last-level cache.
+            silicon: A CPU with the threads of both sides, or a GPU. Either with its last cache.
             harness_path: What ``fibc.codegen.harness`` built.
             timeout_s: For one candidate's validation, and for each of its pairs.
             seed: Of inputs of validations and screens; sessions have their own.
             workloads: Those that points name.
+            num_threads: Of workers for a GPU.
         """
-        ram_bytes = memory_bytes()
+        gpu = silicon if isinstance(silicon, Gpu) else None
+        ram_bytes = memory_bytes() if gpu is None else gpu.validity.memory_bytes
+        cache_bytes = silicon.validity.l2_bytes if isinstance(silicon, Gpu) else silicon.l3_bytes
         self._definition = definition
-        self.timeout_s = timeout_s
+        self.timeout_s = timeout_s if gpu is None else min(timeout_s, GPU_TIMEOUT_S)
         self._setup = Setup(
             definition=definition.to_json(),
             native_source=native.source,
             harness_path=str(harness_path),
             workloads={workload.uuid: (workload.to_json(), workload.root) for workload in workloads},
-            num_threads=validity.num_threads,
-            num_copies=inputs.num_copies(definition, validity.l3_bytes, ram_bytes),
+            num_threads=num_threads if isinstance(silicon, Gpu) else silicon.num_threads,
+            num_copies=inputs.num_copies(definition, cache_bytes, ram_bytes),
             keep_bytes=int(ram_bytes * KEEP_FRACTION),
             data_bytes=min(DATA_BYTES, int(ram_bytes * DATA_FRACTION)),
             seed=seed,
+            device="cpu" if gpu is None else "cuda",
+            mode="eager" if gpu is None else "graph",
+            gpu=None if gpu is None else codec.to_plain(gpu),
         )
-        self._zygote: Child | None = None
-        self._spare: Child | None = None
-        self._prepared: dict[str, tuple[Point, ...]] = {}
+        processes = CpuProcesses if gpu is None else GpuProcess
+        self._processes: Processes = processes(definition.name, self._setup)
+        self._epoch = self._processes.epoch
+        self._prepared: dict[str, _Cases] = {}
         self._survivors: set[tuple[str, int]] = set()
         self._inner: dict[Point, int] = {}
         self._deterministic: dict[str, bool] = {}
@@ -135,20 +140,20 @@ class Evaluator:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._stop_zygote()
-        self._stop_spare()
+        self._processes.stop()
 
     @property
     def facts(self) -> dict[str, str]:
         """How timings are made, printable, for records."""
         residency = inputs.residency(self._definition)
+        on_gpu = self._setup.device == "cuda"
         return {
             "residency": " ".join(f"{name}={where}" for name, where in residency.items()),
             "copies": str(self._setup.num_copies),
             "threads": str(self._setup.num_threads),
             "malloc": MALLOC_TUNABLES,
-            "mode": "eager",
-            "timer": "steady_clock",
+            "mode": self._setup.mode,
+            "timer": "cuda_event" if on_gpu else "steady_clock",
         }
 
     # Checks ----------------------------------------------------------------------------------------------------------
@@ -156,7 +161,7 @@ class Evaluator:
     def reference_check(self, points: Sequence[Point], *, limit_s: float = REFERENCE_TIMEOUT_S) -> tuple[str, ...]:
         """Return what is wrong with the reference at ``points``: it raises, hangs, dies, or returns another form."""
         try:
-            problems = self._running().call(
+            problems = self._processes.keeper().call(
                 "reference",
                 limit_s + isolation.GRACE_S,
                 points=[codec.to_plain(point) for point in points],
@@ -206,7 +211,8 @@ class Evaluator:
         decade = int(math.log2(_size(low))) // 4
         hard = f"adversarial {decade}"
         if (artifact.digest, decade) not in self._survivors:
-            self._prepare(hard, self._prepared.get(hard, (low,)), "adversarial")
+            known = self._prepared.get(hard)
+            self._prepare(hard, known.points if known else (low,), "adversarial")
             outcome = self._judge(candidate, artifact, low, hard)
             if outcome.status is not Status.PASSED:
                 return outcome
@@ -220,7 +226,7 @@ class Evaluator:
         outcome, child = self._validated(plan, cases)
         if child is None:
             return outcome
-        child.close()
+        self._processes.end(child)
         self._judged(plan, outcome)
         late = self.late_failures.get(candidate.digest)
         return outcome if late is None else Outcome(late.status, late.log, outcome.correctness)
@@ -233,24 +239,25 @@ class Evaluator:
 
     def _validated(self, plan: ArmPlan, cases: str) -> tuple[Outcome, Child | None]:
         """Return the outcome, and the child that still holds the candidate where it passed."""
+        wanted = self._prepared[cases]
         for attempt in (1, 2):
-            child = self._fork()
+            child = self._judge_of(cases, wanted)
             try:
                 bind(child, 0, plan, self.timeout_s)
                 reply = child.call("validate", self.timeout_s, arm=0, cases=cases)
             except ChildFailedError as error:
-                child.close()
+                self._processes.condemn(child)
                 if attempt == 1 and may_be_bad_luck(error):
                     continue
                 return Outcome(error.status, error.log, None), None
             except BaseException:
-                child.close()
+                self._processes.end(child)
                 raise
             judged = codec.from_plain(Validation, reply)
             if judged.status is Status.PASSED:
                 return Outcome(Status.PASSED, "", judged.correctness), child
             log = "\n".join(filter(None, (judged.message, child.log_tail())))
-            child.close()
+            self._processes.condemn(child)
             return Outcome(judged.status, log, judged.correctness), None
         raise AssertionError("two attempts always end above")
 
@@ -278,7 +285,9 @@ class Evaluator:
                 arm.candidate,
                 points[arm.key][arm.point],
                 None if arm.candidate == NATIVE else artifacts[arm.candidate],
-                self._deterministic.get(arm.candidate, arm.candidate != NATIVE),
+                self._deterministic.get(
+                    arm.candidate, arm.candidate != NATIVE and not artifacts[arm.candidate].is_python
+                ),
             )
             for arm in arms
         ]
@@ -296,34 +305,13 @@ class Evaluator:
         )
         return self.bench(arms, {}, keys, fresh_process=True), arms
 
-    # Processes -------------------------------------------------------------------------------------------------------
+    # Host of sessions -------------------------------------------------------------------------------------------------
 
     def start_session(self, seed: int, *, fresh_process: bool) -> Child:
-        """Start a session: exec'd, or a child of the zygote that shares its weights."""
-        if fresh_process:
-            return self._exec_session(seed)
-        child = self._fork()
-        child.call("reseed", START_TIMEOUT_S, seed=seed)
-        return child
+        return self._processes.session(seed, fresh=fresh_process)
 
     def end_session(self, child: Child) -> None:
-        """End a session's process."""
-        child.close()
-
-    def _exec_session(self, seed: int) -> Child:
-        """Exec a worker.
-
-        Two are started at once and one is kept for the next call: importing torch takes one core, and nothing is timed
-        meanwhile. The spare has nothing to do, and no weights, until its turn.
-        """
-        self._stop_zygote()  # its copies of the weights and a session's would together take half of the memory
-        child, self._spare = self._spare, None
-        if child is None:
-            child, self._spare = spawn("fibc.worker"), spawn("fibc.worker")
-            self._set_up(self._spare, seed)
-        self._set_up(child, seed)
-        self._first(child, "start")
-        return child
+        self._processes.end(child)
 
     def known_inner(self, point: Point) -> int | None:
         return self._inner.get(point)
@@ -331,83 +319,57 @@ class Evaluator:
     def keep_inner(self, point: Point, inner: int) -> None:
         self._inner[point] = inner
 
-    def _set_up(self, child: Child, seed: int) -> None:
-        """Wait for a worker, and tell it what it works on."""
-        self._first(child, "setup", setup=codec.to_plain(self._setup) | {"seed": seed})
-
-    def _first(self, child: Child, op: str, **arguments: Any) -> None:
-        """Ask what no candidate has a part in."""
-        try:
-            child.call(op, START_TIMEOUT_S, **arguments)
-        except ChildFailedError as error:
-            child.close()
-            raise EvaluationError(f"{self._definition.name}: a worker must start, and did not:\n{error.log}") from error
-
-    def _running(self) -> Child:
-        """Return the zygote, started if there is none or if it was lost."""
-        if self._zygote is None or not self._zygote.open:
-            self._stop_zygote()
-            self._stop_spare()
-            self._zygote = spawn("fibc.zygote")
-            self._set_up(self._zygote, self._setup.seed)
-        return self._zygote
-
-    def _stop_spare(self) -> None:
-        if self._spare is not None:
-            self._spare.close()
-        self._spare = None
-
-    def _stop_zygote(self) -> None:
-        if self._zygote is not None:
-            self._zygote.close()
-        self._zygote = None
-        self._prepared.clear()
-
-    def _fork(self) -> Child:
-        zygote = self._running()
-        ours, theirs = Channel.pair()
-        log = tempfile.TemporaryFile()  # noqa: SIM115  the Child closes it
-        try:
-            zygote.tell("fork")
-            zygote.channel.send_fds((theirs.fileno(), log.fileno()))
-            pid = zygote.answer(START_TIMEOUT_S)
-        except ChildFailedError as error:
-            raise EvaluationError(f"{self._definition.name}: a worker must fork, and did not:\n{error.log}") from error
-        finally:
-            theirs.close()
-        child = Child(ours, log, _Fork(zygote, pid))
-        self._first(child, "start")
-        return child
+    # Cases -----------------------------------------------------------------------------------------------------------
 
     def _prepare_trial(self, key: FeatureKey) -> None:
         screened = key.points[key.screen_point]
         low = min(key.points, key=_size)
         if self._prepare("trial", tuple(dict.fromkeys((low, screened))), "trial"):
-            self._running().call("hold", START_TIMEOUT_S, point=codec.to_plain(screened))
+            self._processes.keeper().call("hold", START_TIMEOUT_S, point=codec.to_plain(screened))
 
     def _prepare(self, name: str, points: Sequence[Point], kind: str) -> bool:
-        """Have the zygote hold the cases ``name`` of ``points`` in place of earlier ones; False where it has them."""
-        zygote = self._running()
-        if self._prepared.get(name) == tuple(points):
+        """Have the keeper hold the cases ``name`` of ``points`` in place of earlier ones; False where it has them."""
+        keeper = self._keeper()
+        wanted = _Cases(tuple(points), kind)
+        if self._prepared.get(name) == wanted:
             return False
+        self._make(keeper, name, wanted)
+        return True
+
+    def _keeper(self) -> Child:
+        """Return the keeper, with what was prepared of it: a new one has nothing."""
+        keeper = self._processes.keeper()
+        if self._epoch != self._processes.epoch:
+            self._prepared.clear()
+            self._epoch = self._processes.epoch
+        return keeper
+
+    def _judge_of(self, cases: str, wanted: _Cases) -> Child:
+        """Return a judge that has the cases ``cases``, made again where the keeper was lost."""
+        keeper = self._keeper()
+        if self._prepared.get(cases) != wanted:
+            self._make(keeper, cases, wanted)
+        return self._processes.judge()
+
+    def _make(self, keeper: Child, name: str, wanted: _Cases) -> None:
+        points = wanted.points
         low = min(range(len(points)), key=lambda index: _size(points[index]))
         try:
-            natives = zygote.call(
+            natives = keeper.call(
                 "prepare",
                 REFERENCE_TIMEOUT_S * 2,
                 name=name,
                 points=[codec.to_plain(point) for point in points],
                 low=low,
-                kind=kind,
+                kind=wanted.kind,
                 limit_s=REFERENCE_TIMEOUT_S,
             )
         except ChildFailedError as error:
             raise InputError(f"{self._definition.name}: reference: {error.log}") from error
-        self._prepared[name] = tuple(points)
+        self._prepared[name] = wanted
         for native in natives:
             if native["status"] != Status.PASSED:
                 self._native_problems[f"native: {native['case']} at {native['point']}: {native['message']}"] = None
-        return True
 
 
 def memory_bytes() -> int:

@@ -6,7 +6,7 @@ import math
 import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fibc import decide, measure
 from fibc.backends.base import Backend, BuildFailure
@@ -27,7 +27,9 @@ HEAVY_PART = 4
 neighbour's best configs, which come first, are close (two cores, M = 4096 of defs/gemm.json: 2 to 6 s a trial)."""
 
 BATCH_PER_JOB = 2
-"""Configs asked for at once per compiler: builds and measurements alternate, as both want every core."""
+BATCHES = 4
+"""Configs asked for at once: so many per compiler, as builds and measurements alternate and both want every core; and
+no more than a quarter of the trials, or the study would learn nothing on a machine of many cores."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +40,14 @@ class Explored:
         finalists: Digests of the candidates that go on to confirm, best first.
         ended: Why the search ended.
         partial: The budget ended it.
+        native_s: Native's shortest call that was seen at the screening point; 0 where none was timed.
     """
 
     key: FeatureKey
     finalists: tuple[str, ...]
     ended: str
     partial: bool
+    native_s: float = 0.0
 
 
 def explore(shop: Shop, store: StudyStore, keys: Sequence[FeatureKey]) -> tuple[Explored, ...]:
@@ -126,7 +130,9 @@ class _KeySearch:
         """Search until trials, configs, hope or time run out, then screen."""
         shop = self._shop
         ends = time.monotonic() + share_s
-        while time.monotonic() < ends and (proposals := self._study.ask_batch(shop.task.options.jobs * BATCH_PER_JOB)):
+        options = shop.task.options
+        batch = max(1, min(options.jobs * BATCH_PER_JOB, options.trials // BATCHES))
+        while time.monotonic() < ends and (proposals := self._study.ask_batch(batch)):
             self._try_batch(proposals, ends)
         partial = self._study.stopped is None
         finalists = self._screen() if shop.time_left() else ()
@@ -261,6 +267,9 @@ def _with_artifacts(shop: Shop, explored: Sequence[Explored]) -> tuple[Explored,
     """Make sure that every finalist is built, also one that the record answered; a lost one is no finalist."""
     recorded = shop.log.candidates()
     owners = {backend.name: backend for backend in shop.task.backends}
+    native: dict[str, list[float]] = {}
+    for (key, _), evaluation in shop.log.evaluations().items():
+        native.setdefault(key, []).extend(pair.native_s for pair in evaluation.pairs)
     kept = []
     for item in explored:
         finalists = []
@@ -272,7 +281,8 @@ def _with_artifacts(shop: Shop, explored: Sequence[Explored]) -> tuple[Explored,
             built = _build(shop, {candidate.template: owners[candidate.backend]}, [candidate])[digest]
             if isinstance(built, Artifact):
                 finalists.append(digest)
-        kept.append(Explored(item.key, tuple(finalists), item.ended, item.partial))
+        native_s = min(native.get(str(item.key), ()), default=0.0)
+        kept.append(replace(item, finalists=tuple(finalists), native_s=native_s))
     return tuple(kept)
 
 

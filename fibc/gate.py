@@ -41,7 +41,7 @@ def require_gate(shop: Shop, cache: Cache) -> tuple[str, ...]:
     Raises:
         GateError: If it looks different from itself, twice.
     """
-    digest = gate_digest(shop.task.environment.digest)
+    digest = gate_digest(shop.task.environment.digest, shop.conditions.mode, shop.conditions.timer)
     known = cache.get_json("gate", digest)
     if known is not None and known.get("passed"):
         return ()
@@ -59,9 +59,9 @@ def require_gate(shop: Shop, cache: Cache) -> tuple[str, ...]:
     return (str(result),)
 
 
-def gate_digest(environment: str) -> str:
-    """Return the identity of a gate's result: the environment and the timer."""
-    return digest_json([environment, "steady_clock"])
+def gate_digest(environment: str, mode: str = "eager", timer: str = "steady_clock") -> str:
+    """Return the identity of a gate's result: the environment and how it was timed, by default as on a CPU."""
+    return digest_json([environment, mode, timer])
 
 
 def gate_record(result: GateResult, native: str) -> dict[str, Any]:

@@ -24,6 +24,10 @@ RECONFIRM_SHARE = 0.5
 """A reconfirm session's time as a part of a confirm session's: one candidate a key in place of up to four, but the same
 process start (confirm 5.4 s of timing in a session, reconfirm 2.0 s, each with 2 to 3 s of starting, gemm bf16)."""
 
+HEAVY_CALL_S = 0.2
+"""Keys whose native call takes longer are proven when the others are settled: one of them can take a minute of a
+session (5 s a call, 5 points, 4 finalists), and every other key would wait for it."""
+
 PUBLISH_S = 10.0
 """A module's build on two cores; 6.8 s on an Intel Xeon (Emerald Rapids), g++ 12.2, 2026-11-30."""
 
@@ -58,7 +62,7 @@ def prove(shop: Shop, explored: Sequence[Explored]) -> Proof:
         if known:
             settled += known
         elif item.finalists:
-            proving.admit(item.key, item.finalists)
+            proving.admit(item.key, item.finalists, heavy=item.native_s > HEAVY_CALL_S)
         else:
             settled.append(_without_finalists(item))
             proving.keep(settled[-1])
@@ -142,12 +146,16 @@ class _Proving:
         self._arms: list[Arm] = []
         self._keys: list[FeatureKey] = []
         self._cells: list[_CellProof] = []
+        self._waiting: list[tuple[FeatureKey, tuple[str, ...]]] = []
         self.decisions: list[Decision] = []
         self.boundary: list[Comparison] = []
         self.num_tested = 0
 
-    def admit(self, key: FeatureKey, finalists: tuple[str, ...], num_splits: int = 0) -> None:
-        """Let the finalists of a key race."""
+    def admit(self, key: FeatureKey, finalists: tuple[str, ...], num_splits: int = 0, *, heavy: bool = False) -> None:
+        """Let the finalists of a key race, those of a heavy one when the others are settled."""
+        if heavy:
+            self._waiting.append((key, finalists))
+            return
         indexes = self._add_arms(key, finalists)
         race = Race(str(key), self._arms, indexes, _policy_at(self._shop, num_splits))
         self._cells.append(_CellProof(key, finalists, num_splits, race))
@@ -157,14 +165,18 @@ class _Proving:
         """Hold sessions until every cell is settled or time runs out."""
         shop, seed = self._shop, self._shop.task.options.seed
         policy = shop.task.policy
-        shop.progress.stage("prove", policy.looks[-1] + policy.fixed_sessions if self._cells else 0)
+        shop.progress.stage("prove", policy.looks[-1] + policy.fixed_sessions if self._cells or self._waiting else 0)
         self._pace.begins()
         index = 0
-        while self._cells:
+        while self._cells or self._waiting:
+            if not self._cells:
+                self._admit_waiting()
             self._conclude_races(may_go_on=self._pace.leaves_enough(index))
             riders = [rider for cell in self._cells for rider in cell.entrants()]
-            if not riders or not shop.time_left():
+            if not shop.time_left():
                 break
+            if not riders:
+                continue
             bench = shop.evaluator.bench(self._arms, shop.artifacts, self._keys, fresh_process=True)
             ride(bench, riders, measure.session_seed(seed, "prove", index), shop.time_left)
             index += 1
@@ -175,6 +187,13 @@ class _Proving:
             self._conclude_series()
         for cell in self._cells:
             self._settle(cell)
+        for key, _ in self._waiting:
+            self._end(decide.inconclusive(key, "the budget ended before its calls could be timed", partial=True))
+
+    def _admit_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for key, finalists in waiting:
+            self.admit(key, finalists)
 
     def keep(self, decision: Decision) -> None:
         """Record a decision that is final, or say that its evidence is cut short."""

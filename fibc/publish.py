@@ -12,8 +12,9 @@ from fibc.clock import now
 from fibc.codegen import lower
 from fibc.codegen.build import build
 from fibc.errors import FibcError
-from fibc.paths import OutLayout, atomic_write
+from fibc.paths import OutLayout
 from fibc.prove import Proof
+from fibc.published import Kernel, keep_published, write_sources
 from fibc.runtime.package import read_table
 from fibc.schema.dataset import write_dataset
 from fibc.schema.export import to_solution, to_trace, workload_at
@@ -57,7 +58,7 @@ def make_table(shop: Shop, proof: Proof, *, interrupted: bool) -> DispatchTable:
         variants=variants,
         rows=proof.decisions,
         regions=lower.lower(proof.decisions, variants, shop.artifacts),
-        validity=task.environment.cpu_validity(),
+        validity=task.environment.validity(),
         target=str(task.backends[0].target),
         environment=task.environment.facts(),
         alpha=task.policy.key_alpha,
@@ -74,13 +75,18 @@ def make_table(shop: Shop, proof: Proof, *, interrupted: bool) -> DispatchTable:
 
 
 def publish(shop: Shop, table: DispatchTable, layout: OutLayout, cache: Cache) -> Path:
-    """Build the module of ``table``, put it and its kernels' sources in their places; return the package."""
+    """Build the module of ``table``, put it and its kernels' sources in their places; return the package.
+
+    What was published is recorded with its kernels, so that ``fibc build`` makes the same module anywhere.
+    """
     objects = {artifact.symbol: Path(artifact.object_path) for artifact in shop.artifacts.values()}
     package = layout.package(table.definition)
     build(table, objects, package, cache)
     sources = {artifact.symbol: artifact.source for artifact in shop.artifacts.values()}
-    for variant in table.variants:
-        atomic_write(layout.sources(table.definition) / f"{variant.symbol}.cpp", sources[variant.symbol].encode())
+    write_sources(layout, table, sources)
+    symbols = [variant.symbol for variant in table.variants]
+    kernels = {symbol: Kernel(objects[symbol].read_bytes(), sources[symbol]) for symbol in symbols}
+    keep_published(shop.log, shop.task.definition, table, kernels)
     return package
 
 
@@ -107,7 +113,7 @@ def keep_dataset(shop: Shop, layout: OutLayout, proof: Proof) -> None:
             candidate,
             evaluation,
             task.native,
-            hardware=task.environment.model,
+            hardware=task.environment.hardware,
             libs=task.environment.versions,
             timestamp=evaluation.timestamp,
             comparisons=published.get((key_name, digest), ()),

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fibc import gpus, settings
 from fibc.backends import native as native_kernels
 from fibc.backends.base import Backend
-from fibc.backends.registry import make_backends
+from fibc.backends.compiled import CompiledBackend
+from fibc.backends.compiled_store import CompiledStore
+from fibc.backends.registry import DEFAULTS, NAMES, make_backends
 from fibc.cache import Cache
 from fibc.environment import Environment, detect
+from fibc.errors import InputError, ToolchainError
 from fibc.schema.cells import default_features, make_keys, tuning_order
 from fibc.schema.definition import Definition, load_definition
 from fibc.schema.digest import digest_json
 from fibc.schema.feature import Feature, FeatureKey
-from fibc.schema.options import TuneOptions
+from fibc.schema.options import TARGETS, TuneOptions
 from fibc.schema.policy import Policy
 from fibc.schema.result import SetSizes
 from fibc.schema.sets import Sets, split
+from fibc.schema.silicon import Gpu
 from fibc.schema.table import NativeSource
 from fibc.schema.workload import Workload
 from fibc.schema.workload_source import find_workloads, synthetic_sweep
@@ -70,25 +75,45 @@ class Task:
         return tuple((item.template, item.reason) for items in found for item in items)
 
 
-def read_task(definition: Path | str, workloads: Path | str | None, options: TuneOptions, cache: Cache) -> Task:
+def read_task(
+    definition: Path | str,
+    workloads: Path | str | None,
+    options: TuneOptions,
+    cache: Cache,
+    store: CompiledStore | None = None,
+    *,
+    needs_device: bool = True,
+) -> Task:
     """Read and resolve everything that a run needs. Reads files and this machine, and changes nothing.
+
+    Args:
+        store: Candidates that were compiled before, for backends to take.
+        needs_device: Ask for the target's device; else what is known of its architecture stands for it.
 
     Raises:
         SchemaError: With every problem of the definition, its workloads or a template.
-        InputError: If native or a backend is not such.
+        InputError: If native or a backend is not such, or nothing was compiled where only that shall be searched.
     """
     contract = load_definition(definition)
     found = find_workloads(definition, contract, workloads)
     recorded = found[0] if found is not None else synthetic_sweep(contract)
     synthetic = all(workload.synthesised for workload in recorded)
-    environment = detect()
-    backends = make_backends(options.backends, environment, cache, [Path(path) for path in options.templates])
+    gpu = _gpu(options, needs_device=needs_device)
+    environment = detect(gpu=gpu)
+    names = options.backends or DEFAULTS["cpu" if gpu is None else "cuda"]
+    backends = make_backends(names, environment, cache, [Path(path) for path in options.templates])
+    compiled_notes: tuple[str, ...] = ()
+    if store is not None:
+        backends, compiled_notes = _over_store(backends, contract, store, cache, only=options.compiled_only)
     native = native_kernels.resolve(contract, options.native, target_kind=backends[0].target.kind)
     features = default_features(contract, recorded)
     sets = split(recorded, options.split, features)
     keys = tuning_order(make_keys(features, sets.tune, contract))
+    margin = settings.DEFAULT_MIN_SPEEDUP_CPU if gpu is None else settings.DEFAULT_MIN_SPEEDUP_GPU
     policy = Policy(
-        min_speedup=options.min_speedup, alpha=options.alpha, num_keys=len(keys) if options.alpha_table else 1
+        min_speedup=options.min_speedup or margin,
+        alpha=options.alpha,
+        num_keys=len(keys) if options.alpha_table else 1,
     )
     evidence_digest = digest_json([environment.digest, native.digest])
     return Task(
@@ -102,7 +127,7 @@ def read_task(definition: Path | str, workloads: Path | str | None, options: Tun
         backends=backends,
         policy=policy,
         options=options,
-        notes=tuple(_notes(contract, sets, native, synthetic=synthetic)),
+        notes=(*_notes(contract, sets, native, synthetic=synthetic), *compiled_notes),
         synthetic=synthetic,
         evidence_digest=evidence_digest,
         fingerprint=digest_json(
@@ -116,6 +141,83 @@ def read_task(definition: Path | str, workloads: Path | str | None, options: Tun
             ]
         ),
     )
+
+
+def _gpu(options: TuneOptions, *, needs_device: bool) -> Gpu | None:
+    """Return the GPU to tune for, None for the CPU.
+
+    Raises:
+        InputError: If a GPU is asked for and there is none.
+    """
+    kinds = {kind for kind, names in NAMES.items() if set(names) & set(options.backends)} | {options.target_kind} - {""}
+    if len(kinds) > 1:
+        raise InputError(
+            f"--backends: must all serve one target, got {', '.join(options.backends)} with target {options.target}"
+            f" (accepted: {'; '.join(f'{kind}: ' + ', '.join(names) for kind, names in NAMES.items())})"
+        )
+    if kinds == {"cpu"}:
+        return None
+    if not needs_device:
+        if not options.target_arch:
+            raise InputError(
+                f"--compile-only: needs a --target whose architecture is known, got {options.target or 'none'} "
+                f"(accepted: {', '.join(name for name in TARGETS if name not in ('', 'cuda'))})"
+            )
+        return gpus.stand_in(options.target_arch)
+    found = gpus.find()
+    if not kinds:
+        return next(iter(found.gpus), None)
+    gpu = found.first()
+    if options.target_arch not in ("", gpu.validity.arch):
+        raise InputError(
+            f"--target {options.target}: the first visible GPU must be of that architecture, got {gpu} (accepted: one "
+            "that CUDA_VISIBLE_DEVICES shows first; without one --compile-only)"
+        )
+    return gpu
+
+
+def _over_store(
+    backends: Sequence[Backend], definition: Definition, store: CompiledStore, cache: Cache, *, only: bool
+) -> tuple[tuple[Backend, ...], tuple[str, ...]]:
+    """Return the backends, those that have compiled candidates over the store, and what the user must read of it.
+
+    A backend whose compiler is not here searches only inside what was compiled; so do all where ``only`` is asked.
+
+    Raises:
+        InputError: If only what was compiled shall be searched, and nothing was.
+    """
+    over: list[Backend] = []
+    notes: list[str] = []
+    for backend in backends:
+        index = store.index(definition, backend.name, str(backend.target))
+        if index is None:
+            if only:
+                notes.append(f"{backend.name}: nothing was compiled for {backend.target}, and nothing is searched")
+            else:
+                over.append(backend)
+            continue
+        lacking = "" if only else _lacking(backend, definition)
+        held = only or bool(lacking)
+        over.append(CompiledBackend(backend, store, index, cache, only=held))
+        if held:
+            why = f"as there is no compiler here ({lacking})" if lacking else "as --compiled-only asks"
+            notes.append(f"{backend.name}: searches only the {len(index.compiled)} candidates in {store.root}, {why}")
+    if not over:
+        raise InputError(
+            f"--compiled-only: needs candidates compiled for {definition.name}, {store.root} has none of "
+            f"{', '.join(f'{backend.name} for {backend.target}' for backend in backends)} "
+            f"(compile them: fibc tune ... --target {backends[0].target} --compile-only)"
+        )
+    return tuple(over), tuple(notes)
+
+
+def _lacking(backend: Backend, definition: Definition) -> str:
+    """Return what keeps the backend from building, or an empty string."""
+    try:
+        backend.fingerprint(definition)
+    except ToolchainError as error:
+        return str(error)
+    return ""
 
 
 def _notes(definition: Definition, sets: Sets, native: NativeSource, *, synthetic: bool) -> Iterator[str]:

@@ -29,6 +29,7 @@ import torch
 
 from fibc import inputs, isolation
 from fibc.check import Value
+from fibc.errors import BrokenError
 from fibc.rpc import Channel, ChannelClosedError
 from fibc.schema import codec
 from fibc.schema.candidate import Artifact
@@ -36,7 +37,7 @@ from fibc.schema.definition import Definition
 from fibc.schema.evaluation import Status
 from fibc.schema.feature import Point
 from fibc.schema.workload import read_workload
-from fibc.timing import Harness, NativeFailedError, Side, Timer
+from fibc.timing import Harness, Side, Timer
 from fibc.validation import Case, Judge, Kernel
 
 MALLOC_TUNABLES = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=8589934592"
@@ -60,6 +61,9 @@ class Setup:
         num_copies: Copies of the weights.
         keep_bytes: Memory for points' own tensors.
         data_bytes: What a candidate may allocate beyond what its process holds when it starts.
+        device: ``cpu`` or ``cuda``.
+        mode: ``eager``; on a GPU also ``graph`` or ``device``.
+        gpu: The ``schema.silicon.Gpu``, plain; None on a CPU.
     """
 
     definition: dict[str, Any]
@@ -71,6 +75,9 @@ class Setup:
     keep_bytes: int
     data_bytes: int
     seed: int
+    device: str = "cpu"
+    mode: str = "eager"
+    gpu: dict[str, Any] | None = None
 
 
 class _TextLoader(importlib.abc.InspectLoader):
@@ -130,7 +137,7 @@ class Worker:
             return {"ok": handler(**request)}
         except FailedError as error:
             return {"failed": [error.status, error.log]}
-        except NativeFailedError:
+        except BrokenError:
             return {"broken": traceback.format_exc()}
         except MemoryError:
             return {"failed": [Status.RESOURCE, traceback.format_exc()]}
@@ -151,15 +158,25 @@ class Worker:
             for uuid, (document, root) in chosen.workloads.items()
         }
         self._native: Callable[..., Any] = load_text("fibc_native", chosen.native_source).call
-        self._timer = Timer(
+        self._timer = self.make_timer()
+
+    def make_timer(self) -> Timer:
+        """Return what times pairs on this device."""
+        return Timer(
             self._definition,
             self._spec,
             self._native,
             self._make,
-            num_copies=chosen.num_copies,
-            keep_bytes=chosen.keep_bytes,
-            seed=chosen.seed,
+            num_copies=self._setup.num_copies,
+            keep_bytes=self._setup.keep_bytes,
+            seed=self._setup.seed,
         )
+
+    def _reference(self) -> Callable[..., object]:
+        """Load the definition's reference, a user's code."""
+        module = load_text("fibc_reference", self._definition.reference)
+        reference: Callable[..., object] = getattr(module, self._definition.entry_point)
+        return reference
 
     def do_start(self) -> None:
         """Before anything of a candidate runs: limits, threads, the harness."""
@@ -176,8 +193,18 @@ class Worker:
             call = load_text("fibc_native_again", self._setup.native_source).call
         else:
             self._artifacts[arm] = built = codec.from_plain(Artifact, artifact)
-            call = self._harness.bind(built.library_path, built.symbol, codec.encode(self._spec))
+            call = self._bound(built)
         self._sides[arm] = Side(codec.from_plain(Point, point), call, deterministic)
+
+    def _bound(self, artifact: Artifact) -> Callable[..., Any]:
+        if artifact.is_python:
+            call: Callable[..., Any] = load_text("fibc_candidate", artifact.source).call
+            return call
+        encoded = codec.encode(self._spec)
+        bound: Callable[..., Any] = self._harness.bind(
+            artifact.library_path, artifact.symbol, encoded, self._setup.device
+        )
+        return bound
 
     def do_validate(self, arm: int, cases: str) -> dict[str, Any]:
         """Judge arm ``arm`` on the cases ``cases``."""

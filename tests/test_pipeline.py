@@ -12,6 +12,7 @@ from simulation import BLOCKS, Machine, write_definition
 
 import fibc
 import fibc.explore
+import fibc.prove
 from fibc.errors import GateError, InputError
 from fibc.paths import OutLayout
 from fibc.records import RecordLog
@@ -42,7 +43,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ma
 
 def tune(tmp_path: Path, sizes: tuple[int, ...] = SIZES, **options: Any) -> TuneResult:
     path = write_definition(tmp_path / "defs", sizes)
-    return fibc.tune(path, out=tmp_path / "out", split=options.pop("split", (1.0, 0.0, 0.0)), **options)
+    split = options.pop("split", (1.0, 0.0, 0.0))
+    return fibc.tune(path, out=tmp_path / "out", target="cpu", split=split, **options)
 
 
 def blocks(result: TuneResult) -> dict[str, int | None]:
@@ -118,6 +120,16 @@ def test_a_key_of_long_trials_gets_a_quarter_of_them(
     made = machine(lambda block, rows: 1.2 if block == 1 else 0.9)
     result = tune(tmp_path, trials=16, jobs=2)
     assert made.asked["trials"] == 4 * 4
+    assert not result.partial
+
+
+def test_keys_of_heavy_calls_are_proven_after_the_others(
+    machine: Callable[..., Machine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fibc.prove, "HEAVY_CALL_S", 0.0)
+    machine(lambda block, rows: 1.2 if block == 1 else 0.9)
+    result = tune(tmp_path)
+    assert set(blocks(result).values()) == {1}
     assert not result.partial
 
 
@@ -250,7 +262,7 @@ def test_evidence_of_an_earlier_definition_is_void_and_the_tool_says_so(
     tune(tmp_path)
     made.asked.clear()
     path = write_definition(tmp_path / "defs", SIZES, reference="def run(x, weight):\n    return weight * x\n")
-    result = fibc.tune(path, out=tmp_path / "out", split=(1.0, 0.0, 0.0))
+    result = fibc.tune(path, out=tmp_path / "out", target="cpu", split=(1.0, 0.0, 0.0))
     assert any("void" in note for note in result.notes)
     assert made.asked["trials"] > 0
 

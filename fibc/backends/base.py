@@ -27,18 +27,21 @@ class BuildFailure:
     Attributes:
         timed_out: The deadline ended it.
         log: Tail of the compiler's output.
+        resource: It was compiled, and needs more than the target has; ``log`` says of what.
     """
 
     timed_out: bool
     log: str
+    resource: bool = False
 
 
 class Backend(Protocol):
     """Builds candidates of one family for one target.
 
     Contract:
-        * ``spaces`` and ``candidate`` write nothing, and the same arguments give the same values. ``spaces`` needs no
-          compiler; ``candidate`` may (its identity covers the compiler) and raises ``ToolchainError`` without one.
+        * ``spaces`` and ``candidate`` write nothing but the cache, and the same arguments give the same values.
+          ``spaces`` needs no compiler; ``candidate`` may (its identity covers the compiler) and raises
+          ``ToolchainError`` without one.
         * ``build`` may be called again with the same candidates: it answers from its cache. It never raises for a
           candidate's fault (that is a BuildFailure) and raises ``ToolchainError`` where nothing can be built at all.
         * ``build`` runs compilers in child processes with a deadline each, and leaves none behind.

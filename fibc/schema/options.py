@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 
 from fibc import settings
 from fibc.errors import SchemaError
+from fibc.schema.arch import ARCH_NAMES
+
+TARGETS = ("", "cpu", "cuda", *(f"cuda:{name}" for name in ARCH_NAMES))
+"""What ``--target`` takes; empty is the first visible GPU, else the CPU."""
 
 
 @dataclass(frozen=True)
@@ -15,12 +19,14 @@ class TuneOptions:
 
     Attributes:
         native: ``MODULE.fn`` or ``FILE.py::fn``, the baseline; None resolves it from the definition.
-        backends: Names of backends to search.
+        target: What to tune for, ``cpu``, ``cuda``, or ``cuda:sm_90a`` for an architecture by its name; empty: the
+            first visible GPU, else the CPU.
+        backends: Names of backends to search; empty: all that serve the target.
         templates: Directories with more kernel templates.
         trials: Trials per key.
         budget_s: Wall time of the whole run, in seconds; warm-up, reference and builds included.
         timeout_s: Wall time of one candidate's build, and of its validation and timing, in seconds.
-        min_speedup: Margin that a lower bound must beat.
+        min_speedup: Margin that a lower bound must beat; None: the documented one of the target.
         alpha: Error per key.
         alpha_table: One guarantee over all keys: alpha is divided by their number.
         split: Fractions of the tune, boundary and test sets.
@@ -29,15 +35,18 @@ class TuneOptions:
         jobs: Compilers at once.
         fresh: Forget studies and evidence of this definition first.
         dry_run: Say what would be done, and do nothing.
+        compiled_only: Search only inside what ``--compile-only`` left in ``out``. Without a backend's compiler that is
+            so in any case.
     """
 
     native: str | None = None
-    backends: tuple[str, ...] = ("cpu",)
+    target: str = ""
+    backends: tuple[str, ...] = ()
     templates: tuple[str, ...] = ()
     trials: int = settings.DEFAULT_TRIALS
     budget_s: float = settings.DEFAULT_BUDGET_S
     timeout_s: float = settings.DEFAULT_TIMEOUT_S
-    min_speedup: float = settings.DEFAULT_MIN_SPEEDUP_CPU
+    min_speedup: float | None = None
     alpha: float = settings.DEFAULT_ALPHA
     alpha_table: bool = False
     split: tuple[float, float, float] = settings.DEFAULT_SPLIT
@@ -46,6 +55,17 @@ class TuneOptions:
     jobs: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     fresh: bool = False
     dry_run: bool = False
+    compiled_only: bool = False
+
+    @property
+    def target_kind(self) -> str:
+        """``cpu``, ``cuda`` or empty."""
+        return self.target.partition(":")[0]
+
+    @property
+    def target_arch(self) -> str:
+        """``sm_90a``, or empty where the target names none."""
+        return self.target.partition(":")[2]
 
     def __post_init__(self) -> None:
         """Check every option.
@@ -57,7 +77,7 @@ class TuneOptions:
             ("--trials", self.trials, self.trials >= 1, "1 and more"),
             ("--budget-s", self.budget_s, self.budget_s > 0, "more than 0 seconds"),
             ("--timeout-s", self.timeout_s, self.timeout_s > 0, "more than 0 seconds"),
-            ("--min-speedup", self.min_speedup, 1.0 <= self.min_speedup <= 10.0, "1.0 to 10.0"),
+            ("--min-speedup", self.min_speedup, 1.0 <= (self.min_speedup or 1.0) <= 10.0, "1.0 to 10.0"),
             ("--alpha", self.alpha, 0.0 < self.alpha < 0.5, "more than 0, less than 0.5"),
             ("--seed", self.seed, 0 <= self.seed < 2**32, "0 to 2^32 - 1"),
             ("--jobs", self.jobs, self.jobs >= 1, "1 and more"),
@@ -67,7 +87,7 @@ class TuneOptions:
                 len(self.split) == 3 and min(self.split) >= 0 and self.split[0] > 0 and abs(sum(self.split) - 1) < 1e-6,
                 "three fractions that sum to 1, the first above 0, for example 0.6,0.2,0.2",
             ),
-            ("--backends", self.backends, len(self.backends) > 0, "at least one name"),
+            ("--target", self.target, self.target in TARGETS, ", ".join(filter(None, TARGETS))),
         )
         problems = [
             f"{name}: out of range, got {seen} (accepted: {accepted})"
