@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from jinja2 import meta
 
 from fibc.errors import SchemaError
 
@@ -91,3 +92,26 @@ class Renderer:
             return loader.get_source(self._environment, name)[0]
         except jinja2.TemplateNotFound as error:
             raise SchemaError(f"{error.name}: template not found") from error
+
+    def sources(self, name: str) -> dict[str, str]:
+        """Return the text of template ``name`` and of all that it includes or imports, by name.
+
+        Raises:
+            SchemaError: If one of them is missing, not valid, or named by an expression.
+        """
+        found: dict[str, str] = {}
+        pending = [name]
+        while pending:
+            current = pending.pop()
+            if current in found:
+                continue
+            found[current] = self.source(current)
+            try:
+                tree = self._environment.parse(found[current])
+            except jinja2.TemplateSyntaxError as error:
+                raise SchemaError(f"{current}:{error.lineno}: {error.message}") from error
+            for other in meta.find_referenced_templates(tree):
+                if other is None:
+                    raise SchemaError(f"{current}: must name what it includes by a literal")
+                pending.append(other)
+        return found

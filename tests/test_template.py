@@ -39,6 +39,7 @@ message = "a step fits in a row"
 """
 
 BUILTIN = {template.name: template for template in load_templates((BUILTIN_TEMPLATES,))}
+OF_THE_CPU = {name: template for name, template in BUILTIN.items() if template.backend == "cpu"}
 
 
 def _write(root: Path, text: str, name: str = "family/double") -> Path:
@@ -115,7 +116,14 @@ def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
 def test_a_source_that_is_missing_is_told(tmp_path: Path) -> None:
     path = _write(tmp_path, GOOD)
     path.with_name("double.cpp.j2").unlink()
-    with pytest.raises(SchemaError, match=r"double\.cpp\.j2: must be beside it"):
+    with pytest.raises(SchemaError, match=r"double\.cpp\.j2 or double\.py\.j2 or .*: must be beside it"):
+        load_template(path, tmp_path)
+
+
+def test_a_template_of_cublaslt_is_a_gemm(tmp_path: Path) -> None:
+    path = _write(tmp_path, GOOD.replace("unroll * lanes", "unroll * num_sms"))
+    path.with_name("double.cpp.j2").rename(path.with_name("double.lt.cpp.j2"))
+    with pytest.raises(SchemaError, match="must be over the axes M, N and K with a dtype variable T"):
         load_template(path, tmp_path)
 
 
@@ -131,7 +139,7 @@ def test_two_templates_of_one_name_and_a_root_without_any_are_problems(tmp_path:
 
 
 def _served(definition: Definition) -> set[str]:
-    return {name for name, template in BUILTIN.items() if isinstance(match(template, definition), Match)}
+    return {name for name, template in OF_THE_CPU.items() if isinstance(match(template, definition), Match)}
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,9 @@ ENTRY = "fibc_entry"
 """Name of the entry in every kernel's source. The object is digested under this name, so that equal code has an equal
 digest, and only then given a name of its own."""
 
+ENTRY_SUFFIXES = ("", "_workspace", "_prepare")
+"""The entry, and what a kernel for GPUs has beside it; all are renamed alike."""
+
 COMPILE_FLAGS = (
     "-std=c++17",
     "-O3",
@@ -48,7 +51,7 @@ ninja_required_version = 1.11
 rule compile
   command = {guard} {cxx} {flags} -I {include} -c $in -o $out {capture}
 rule rename
-  command = {guard} {objcopy} --redefine-sym {entry}=$symbol $in $out {capture}
+  command = {guard} {objcopy} {renames} $in $out {capture}
 rule link
   command = {guard} {cxx} -shared -nostartfiles -Wl,-z,defs -o $out $in -lc {capture}
 """
@@ -139,12 +142,12 @@ def ninja_text(
     guard = [sys.executable, "-S", "-I", isolation.__file__]
     guard += ["--timeout-s", f"{timeout_s:g}", "--memory-bytes", str(COMPILE_MEMORY_BYTES), "--"]
     rules = _RULES.format(
-        guard=_words(guard),
-        cxx=_words([toolchain.cxx]),
-        flags=_words([*COMPILE_FLAGS, *flags]),
-        include=_words([include]),
-        objcopy=_words([toolchain.objcopy]),
-        entry=ENTRY,
+        guard=words(guard),
+        cxx=words([toolchain.cxx]),
+        flags=words([*COMPILE_FLAGS, *flags]),
+        include=words([include]),
+        objcopy=words([toolchain.objcopy]),
+        renames=" ".join(f"--redefine-sym {ENTRY}{suffix}=${{symbol}}{suffix}" for suffix in ENTRY_SUFFIXES),
         capture="> $log 2>&1 || { echo $$? > $status; exit 1; }",
     )
     edges = []
@@ -162,9 +165,9 @@ def ninja_text(
     return rules + "".join(edges)
 
 
-def _words(words: Sequence[str | Path]) -> str:
-    """Return ``words`` quoted for the shell, then for ninja."""
-    return " ".join(shlex.quote(str(word)) for word in words).replace("$", "$$")
+def words(parts: Sequence[str | Path]) -> str:
+    """Return ``parts`` quoted for the shell, then for ninja."""
+    return " ".join(shlex.quote(str(part)) for part in parts).replace("$", "$$")
 
 
 def _cached(unit: Unit, cache: Cache) -> Built | None:

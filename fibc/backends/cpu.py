@@ -11,18 +11,18 @@ import fibc
 from fibc import toolchain
 from fibc.backends.base import BuildFailure, Mismatch
 from fibc.backends.build import COMPILE_FLAGS, Unit, build_units
-from fibc.backends.match import Match, match
+from fibc.backends.match import Match, guards, match
 from fibc.cache import Cache
 from fibc.environment import Environment
 from fibc.errors import InputError
 from fibc.render import Renderer
-from fibc.schema.candidate import Artifact, Candidate, ConfigValue, Guards, Target, TensorGuard
+from fibc.schema.candidate import Artifact, Candidate, ConfigValue, Target
 from fibc.schema.definition import DTYPE_BITS, Definition
 from fibc.schema.digest import digest_json, digest_text
 from fibc.schema.feature import FeatureKey
 from fibc.schema.isa import ISA_NAMES, compiler_flags, isa_level
 from fibc.schema.space import Space, Tunable
-from fibc.schema.template import SIZE_NAME, SOURCE_SUFFIX, Role, Template, load_templates
+from fibc.schema.template import SIZE_NAME, Template, load_templates
 
 KIND = "cpu"
 
@@ -79,7 +79,7 @@ class CpuBackend:
         self._environment = environment
         self._cache = cache
         roots = (BUILTIN_TEMPLATES, *templates_dirs)
-        self._templates = {template.name: template for template in load_templates(roots)}
+        self._templates = {template.name: template for template in load_templates(roots, KIND)}
         self._headers = _headers_digest()
         self._renderer = Renderer(roots)
         self._rendered: dict[tuple[str, str, tuple[tuple[str, ConfigValue], ...]], _Rendered] = {}
@@ -88,9 +88,7 @@ class CpuBackend:
         served = [
             template for template in self._templates.values() if isinstance(self._match(template, definition), Match)
         ]
-        parts = [
-            [template.name, repr(template), self._renderer.source(template.name + SOURCE_SUFFIX)] for template in served
-        ]
+        parts = [[template.name, repr(template), self._renderer.source(template.source_name)] for template in served]
         return digest_json([str(self.target), self._build_digest, parts])
 
     def spaces(self, definition: Definition, key: FeatureKey) -> tuple[tuple[Space, ...], tuple[Mismatch, ...]]:
@@ -146,7 +144,7 @@ class CpuBackend:
                 symbol=outcome.symbol,
                 size_bytes=outcome.size_bytes,
                 source=units[candidate.digest].source,
-                guards=_guards(template, found),
+                guards=guards(template, found),
                 resources={"isa": self.target.arch},
             )
         return results
@@ -162,8 +160,9 @@ class CpuBackend:
         return digest_json([self._toolchain.digest, flags, self._headers])
 
     def _match(self, template: Template, definition: Definition) -> Match | str:
-        if self.target.arch == BELOW_ALL_LEVELS or ISA_NAMES.index(self.target.arch) < ISA_NAMES.index(template.needs):
-            return f"needs ISA level {template.needs}, the target is {self.target}"
+        needs = template.needs or ISA_NAMES[0]
+        if self.target.arch == BELOW_ALL_LEVELS or ISA_NAMES.index(self.target.arch) < ISA_NAMES.index(needs):
+            return f"needs ISA level {needs}, the target is {self.target}"
         return match(template, definition)
 
     def _constants(self, template: Template, definition: Definition, found: Match) -> dict[str, ConfigValue]:
@@ -195,7 +194,7 @@ class CpuBackend:
             }
             values = {**axes, **dict(config), **found.dtypes, **found.constants}
             body = self._renderer(
-                template.name + SOURCE_SUFFIX,
+                template.source_name,
                 {**values, "inputs": found.inputs, "outputs": found.outputs, "isa": self.target.arch},
             )
             settings = ", ".join(f"{name} = {value}" for name, value in config) or "no tunables"
@@ -218,17 +217,3 @@ def kernel_headers() -> dict[str, str]:
 
 def _headers_digest() -> str:
     return digest_json(kernel_headers())
-
-
-def _guards(template: Template, found: Match) -> Guards:
-    """Return the guards in the definition's call order."""
-
-    def in_order(roles: Mapping[str, Role], positions: Mapping[str, int]) -> tuple[TensorGuard, ...]:
-        ordered = sorted(roles, key=positions.__getitem__)
-        return tuple(TensorGuard(roles[name].layout, roles[name].alignment_bytes) for name in ordered)
-
-    return Guards(
-        inputs=in_order(template.inputs, found.inputs),
-        outputs=in_order(template.outputs, found.outputs),
-        max_offset_elems=template.max_offset_elems,
-    )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import permutations
 
 from fibc.schema import constants
+from fibc.schema.candidate import Guards, TensorGuard
 from fibc.schema.definition import Definition, TensorSpec
 from fibc.schema.template import Role, Template
 
@@ -46,9 +47,8 @@ def match(template: Template, definition: Definition) -> Match | str:
     ):
         if len(roles) != len(specs):
             return f"serves {len(roles)} {kind}s ({', '.join(roles)}), the definition has {len(specs)}"
-    for name in definition.outputs:
-        if written := definition.alias_of(name):
-            return f"writes fresh outputs, output {name} is written in place of {written}"
+    if reason := _alias_reason(template, definition):
+        return reason
     found: dict[str, float] = {}
     if "eps" in template.constants:
         eps = constants.epsilon(definition)
@@ -64,6 +64,31 @@ def match(template: Template, definition: Definition) -> Match | str:
             return result
         first_reason = first_reason or result
     return first_reason
+
+
+def guards(template: Template, found: Match) -> Guards:
+    """Return what the code of ``template`` assumes, in the definition's call order."""
+
+    def in_order(roles: Mapping[str, Role], positions: Mapping[str, int]) -> tuple[TensorGuard, ...]:
+        ordered = sorted(roles, key=positions.__getitem__)
+        return tuple(TensorGuard(roles[name].layout, roles[name].alignment_bytes) for name in ordered)
+
+    return Guards(
+        inputs=in_order(template.inputs, found.inputs),
+        outputs=in_order(template.outputs, found.outputs),
+        max_offset_elems=template.max_offset_elems,
+    )
+
+
+def _alias_reason(template: Template, definition: Definition) -> str:
+    """Return why the outputs that are written in place do not fit, by their order; empty where they do."""
+    for (role_name, role), name in zip(template.outputs.items(), definition.outputs, strict=True):
+        written = definition.alias_of(name)
+        if role.in_place_of is None and written is not None:
+            return f"writes fresh outputs, output {name} is written in place of {written}"
+        if role.in_place_of is not None and written is None:
+            return f"writes {role_name} in place of {role.in_place_of}, output {name} is a fresh one"
+    return ""
 
 
 def _bind(template: Template, definition: Definition, order: Sequence[str], found: Mapping[str, float]) -> Match | str:
@@ -83,6 +108,13 @@ def _bind(template: Template, definition: Definition, order: Sequence[str], foun
             needed = "constant" if role_axis in template.const_axes else "variable"
             return f"{role_axis} = {axis}: needs a {needed} axis"
     positions = list(definition.inputs)
+    bound = dict(zip(template.inputs, order, strict=True))
+    for (role_name, role), name in zip(template.outputs.items(), definition.outputs, strict=True):
+        written = definition.alias_of(name)
+        if role.in_place_of is not None and bound[role.in_place_of] != written:
+            return (
+                f"{role_name} = {name}: is written into {bound[role.in_place_of]}, needs to be written into {written}"
+            )
     return Match(
         axes=axes,
         inputs={role: positions.index(name) for role, name in zip(template.inputs, order, strict=True)},

@@ -10,8 +10,9 @@
     name.shape[i], name[i], value.item()       num_kv_indices == kv_indptr[-1].item()
     name[i:j]                                  max(indptr[1:] - indptr[:-1]) <= max_q_len
     min(...), max(...), also of one tensor     max(block_m, block_n) <= 64
+    cdiv(a, b), a / b rounded up               cdiv(N, block_n) * split_k <= 16384
 
-There is no power, no shift, no call but these three, no attribute but ``shape``. Text is read with ``ast`` and turned
+There is no power, no shift, no call but these four, no attribute but ``shape``. Text is read with ``ast`` and turned
 into closures; nothing is ever handed to ``eval``. Values may be numbers or tensors of any library: what is used of a
 tensor is ``shape``, indexing, ``item`` and its operators.
 """
@@ -39,7 +40,7 @@ MAX_MAGNITUDE = 2**127
 
 ACCEPTED = (
     "comparisons, in (...), and/or/not, + - * // % /, integers, names, "
-    "name.shape[i], name[i], name[i:j], .item(), min(...), max(...)"
+    "name.shape[i], name[i], name[i:j], .item(), min(...), max(...), cdiv(a, b)"
 )
 
 _Values = Mapping[str, Any]
@@ -64,6 +65,10 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Div: operator.truediv,
 }
 _FUNCTIONS: dict[str, Callable[..., Any]] = {"min": min, "max": max}
+
+
+def _cdiv(dividend: Any, divisor: Any) -> Any:
+    return _bounded(-(-_number_or_tensor(dividend) // _number_or_tensor(divisor)))
 
 
 @dataclass(frozen=True)
@@ -175,6 +180,8 @@ class _Translator:
                 return lambda values: getattr(inner(values), name)()
             case ast.Call(func=ast.Name(id=name), args=[_, _, *_] as args, keywords=[]) if name in _FUNCTIONS:
                 return self._function(_FUNCTIONS[name], args)
+            case ast.Call(func=ast.Name(id="cdiv"), args=[_, _] as args, keywords=[]):
+                return self._function(_cdiv, args)
         return self._refuse(node, "must stay in the language of constraints")
 
     def _number(self, node: ast.expr, value: int) -> _Code:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from fibc.schema.candidate import ConfigValue
 
+Config = tuple[tuple[str, ConfigValue], ...]
+"""Tunables in the template's order with their values, as in ``Candidate.config``."""
+
 
 @dataclass(frozen=True)
 class Tunable:
@@ -36,6 +39,7 @@ class Space:
             variable (``T``) with their sizes in bytes (``T_bytes``), ``size`` (the key's upper end, in elements of its
             first feature), and facts of the target.
         source_digest: Of the template's text: trials of another text are of another study.
+        configs: Where given, no other config is valid: those that were compiled before. The first one is the default.
     """
 
     template: str
@@ -43,3 +47,4 @@ class Space:
     constraints: tuple[Constraint, ...]
     constants: Mapping[str, ConfigValue]
     source_digest: str = ""
+    configs: tuple[Config, ...] | None = None

@@ -1,0 +1,42 @@
+"""How many compilers fit into the memory that is free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def jobs_that_fit(jobs: int, bytes_each: int, *, meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
+    """Return how many of ``jobs`` compilers run side by side without more memory than is free; at least 1.
+
+    Args:
+        bytes_each: What one compiler needs.
+        meminfo: A file like ``/proc/meminfo``. Where it cannot be read, memory is no limit.
+        cgroup: The root of this process's cgroup v2 tree; a limit of the container counts as well.
+    """
+    free = min((size for size in (_available(meminfo), _left_in_cgroup(cgroup)) if size is not None), default=None)
+    return jobs if free is None else max(1, min(jobs, free // bytes_each))
+
+
+def _available(meminfo: Path) -> int | None:
+    for line in (_read(meminfo) or "").splitlines():
+        name, _, rest = line.partition(":")
+        if name == "MemAvailable":
+            return int(rest.split()[0]) * 1024
+    return None
+
+
+def _left_in_cgroup(cgroup: Path) -> int | None:
+    limit, used = _read(cgroup / "memory.max"), _read(cgroup / "memory.current")
+    if limit is None or used is None or not limit.strip().isdecimal():
+        return None
+    return max(0, int(limit) - int(used))
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except OSError:
+        return None
