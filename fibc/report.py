@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from rich.console import Console
@@ -10,7 +11,7 @@ from rich.table import Table
 
 from fibc.explain import CallExplained, DefinitionExplained
 from fibc.schema.decision import Comparison, Decision, Verdict
-from fibc.schema.result import TuneResult
+from fibc.schema.result import BuildResult, CompileResult, TuneResult
 from fibc.schema.table import DispatchTable
 
 
@@ -43,6 +44,53 @@ def print_result(console: Console, result: TuneResult) -> None:
     )
 
 
+def print_compiled(console: Console, result: CompileResult) -> None:
+    """Print what a run that only compiles ends with: counts per template, what was left out and why, where it is."""
+    for note in result.notes:
+        console.print(f"note: {note}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{result.definition}  target {result.target}  {result.num_keys} keys", highlight=False, markup=False)
+    grid = Table(box=None, pad_edge=False)
+    for title in ("template", "compiled", "failed", "left out", "MB"):
+        grid.add_column(title, justify="left" if title == "template" else "right")
+    for item in result.templates:
+        counts = (str(item.compiled), str(item.failed), str(item.left_out), f"{item.num_bytes / 1e6:.2f}")
+        grid.add_row(escape(item.template), *counts)
+    console.print(grid)
+    for why, count in result.left_out:
+        console.print(f"left out  {count} {why}", highlight=False, markup=False)
+    for reason, count in result.failures:
+        console.print(f"failed    {count}: {reason}", highlight=False, markup=False, soft_wrap=True)
+    for template, reason in result.mismatches:
+        line = f"  template {template} does not match: {reason}"
+        console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
+    if result.interrupted:
+        console.print("interrupted: run the same command again to go on")
+    console.print(f"time      {result.duration_s:.0f} s, {result.num_new} compiled now", highlight=False)
+    console.print(f"store     {result.store} ({result.num_bytes / 1e6:.1f} MB)", highlight=False, soft_wrap=True)
+    console.print(
+        "next      take it to the device as fibc-compiled in its --out, and tune there (--compiled-only searches "
+        "nothing else)",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def print_built(console: Console, result: BuildResult) -> None:
+    """Print what was made again, from what, and whether it serves here."""
+    origins = Counter(origin for _, origin in result.kernels)
+    kernels = ", ".join(f"{count} {origin}" for origin, count in sorted(origins.items())) or "none"
+    print_facts(
+        console,
+        {
+            "definition": result.definition,
+            "target": result.target,
+            "kernels": kernels,
+            "module": result.package,
+            "here": "; ".join(result.notes) or "serves",
+        },
+    )
+
+
 def print_table(console: Console, table: DispatchTable) -> None:
     """Print a dispatch table as people read it: a line per cell, then what did not match."""
     names = ", ".join(feature.name for feature in table.features)
@@ -72,6 +120,8 @@ def print_table(console: Console, table: DispatchTable) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    if table.target.startswith("cuda"):
+        console.print(f"served by {_served_by(table)}", highlight=False, markup=False, soft_wrap=True)
     for template, reason in table.mismatches:
         line = f"  template {template} does not match: {reason}"
         console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
@@ -84,6 +134,8 @@ def print_call(console: Console, explained: CallExplained) -> None:
         "serves": explained.serves,
         "reason": explained.reason,
     }
+    if explained.library:
+        facts["calls"] = explained.library
     row = explained.row
     if row is not None:
         facts["cell"] = str(row.cell)
@@ -124,6 +176,23 @@ def _row_cells(row: Decision, variants: Mapping[str, str]) -> tuple[str, ...]:
     )
     verdict = f"{row.verdict.value} {flags}".strip()
     return escape(str(row.cell)), native, escape(serves), speedup, interval, verdict
+
+
+def _served_by(table: DispatchTable) -> str:
+    """Return how many cells generated kernels serve, and how many calls of a library."""
+    called = {variant.candidate.digest: variant.library for variant in table.variants if variant.library}
+    replaced = [row.candidate for row in table.rows if row.verdict is Verdict.REPLACE and not row.revoked]
+    by_library = sum(candidate in called for candidate in replaced)
+    generated = _counted(len(table.variants) - len(called), "generated kernel", len(replaced) - by_library)
+    if not called:
+        return generated
+    libraries = ", ".join(sorted(set(called.values())))
+    return f"{generated}, {_counted(len(called), 'library call', by_library)} ({libraries})"
+
+
+def _counted(num_variants: int, name: str, num_cells: int) -> str:
+    variants = f"{num_variants} {name}{'' if num_variants == 1 else 's'}"
+    return f"{variants} in {num_cells} cell{'' if num_cells == 1 else 's'}"
 
 
 def _grouped_reasons(rows: Iterable[Decision]) -> dict[str, list[str]]:
