@@ -7,7 +7,7 @@ JOBS ?= 2
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: setup tune test check lint types imports format clean bench-quality bench-dispatch bench-coverage
+.PHONY: setup tune test check test-newest-triton lint types imports format clean bench-quality bench-dispatch bench-coverage referee
 
 setup: $(STAMP)
 
@@ -26,6 +26,11 @@ test: check
 
 check: setup lint types imports
 	$(PY) -m pytest -n $(JOBS) -m "not e2e and not gpu"
+
+# The Triton backend with the newest Triton in place of the pinned one.
+test-newest-triton: setup
+	$(PY) -m pip install --quiet --upgrade --target .triton-newest triton
+	PYTHONPATH=.triton-newest $(PY) -m pytest -n $(JOBS) -m "not gpu" tests/test_triton*.py
 
 lint: setup
 	$(VENV)/bin/ruff check .
@@ -51,5 +56,10 @@ bench-dispatch: setup
 bench-coverage: setup
 	$(PY) benchmarks/coverage.py defs/gemm.json --out build/ --largest 512
 
+# What other pickers' claims are worth: on the CPU about a quarter of an hour, TARGET=cuda on a GPU; goes on when run again.
+TARGET ?= cpu
+referee: setup
+	$(PY) benchmarks/referee.py --target $(TARGET)
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .triton-newest build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

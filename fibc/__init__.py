@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fibc.pipeline import tune
+    from fibc.pipeline import build, compile_only, tune
     from fibc.runtime import load
 
-__all__ = ["load", "tune"]
+__all__ = ["build", "compile_only", "load", "tune"]
 
 
 def __getattr__(name: str) -> Any:
     """Import what is asked for only then: ``import fibc.schema`` shall not import torch."""
-    if name == "tune":
-        from fibc.pipeline import tune
+    if name in ("build", "compile_only", "tune"):
+        from fibc import pipeline
 
-        return tune
+        return getattr(pipeline, name)
     if name == "load":
         from fibc.runtime import load
 

@@ -36,6 +36,7 @@ def adversarial_cases(
         dense: Floating-point inputs in which any value is lawful, with a rank of at least 1 and not empty.
         activations: Those of ``dense`` whose magnitude may change.
         typical: Magnitude of each of ``dense``.
+        generator: Of the device that ``dense`` is on.
     """
     if not activations:
         return
@@ -99,7 +100,7 @@ def _one_hot_row(tensor: torch.Tensor) -> torch.Tensor:
 def _denormals(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Return values of both signs below the smallest normal of the dtype, zeros among them."""
     info = torch.finfo(tensor.dtype)
-    fractions = torch.rand(tensor.shape, generator=generator) * 2 - 1
+    fractions = torch.rand(tensor.shape, generator=generator, device=generator.device) * 2 - 1
     return _scaled(fractions, info.tiny * (1 - info.eps)).to(tensor.dtype)
 
 

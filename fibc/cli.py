@@ -13,7 +13,7 @@ from rich.console import Console
 from fibc import progress, report, settings
 from fibc.errors import FibcError, SchemaError
 from fibc.schema.codec import to_plain
-from fibc.schema.result import TuneResult
+from fibc.schema.result import CompileResult, TuneResult
 
 app = typer.Typer(
     name="fibc",
@@ -53,14 +53,19 @@ def tune(
         Path | None, typer.Option(help="Workloads: a JSON-lines file, or a directory that holds the definition's.")
     ] = None,
     native: Annotated[str | None, typer.Option(help="The baseline: MODULE.fn or FILE.py::fn.")] = None,
-    backends: Annotated[str, typer.Option(help="Backends to search, separated by commas.")] = "cpu",
+    target: Annotated[
+        str, typer.Option(help="cpu, cuda, or cuda:sm_90a. [default: the first visible GPU, else the CPU]")
+    ] = "",
+    backends: Annotated[
+        str, typer.Option(help="Backends to search, separated by commas. [default: all of the target]")
+    ] = "",
     templates: Annotated[list[Path] | None, typer.Option(help="A directory with more kernel templates.")] = None,
     trials: Annotated[int, typer.Option(help="Trials per key.")] = settings.DEFAULT_TRIALS,
     budget_s: Annotated[float, typer.Option(help="Seconds for the whole run.")] = settings.DEFAULT_BUDGET_S,
     timeout_s: Annotated[float, typer.Option(help="Seconds per candidate.")] = settings.DEFAULT_TIMEOUT_S,
     min_speedup: Annotated[
-        float, typer.Option(help="Margin that a lower bound must beat.")
-    ] = settings.DEFAULT_MIN_SPEEDUP_CPU,
+        float | None, typer.Option(help="Margin that a lower bound must beat. [default: 1.02 on a CPU, 1.01 on a GPU]")
+    ] = None,
     alpha: Annotated[float, typer.Option(help="Error per key.")] = settings.DEFAULT_ALPHA,
     alpha_table: Annotated[bool, typer.Option("--alpha-table", help="One guarantee over all keys.")] = False,
     split: Annotated[str, typer.Option(help="Fractions of the tune, boundary and test sets.")] = ",".join(
@@ -72,6 +77,15 @@ def tune(
     fresh: Annotated[
         bool, typer.Option("--fresh/--resume", help="Forget earlier studies and evidence, or go on (default).")
     ] = False,
+    compile_only: Annotated[
+        bool, typer.Option("--compile-only", help="Compile for --target and measure nothing: no device is needed.")
+    ] = False,
+    max_mb: Annotated[
+        float, typer.Option(help="With --compile-only: megabytes of candidates to keep.")
+    ] = settings.DEFAULT_MAX_MB,
+    compiled_only: Annotated[
+        bool, typer.Option("--compiled-only", help="Search only what --compile-only left in --out.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
 ) -> None:
@@ -80,6 +94,7 @@ def tune(
 
     options: dict[str, Any] = {
         "native": native,
+        "target": target,
         "backends": tuple(name.strip() for name in backends.split(",") if name.strip()),
         "templates": tuple(str(path) for path in templates or ()),
         "trials": trials,
@@ -93,21 +108,47 @@ def tune(
         "storage": storage,
         "fresh": fresh,
         "dry_run": dry_run,
+        "compiled_only": compiled_only,
     }
     if jobs is not None:
         options["jobs"] = jobs
     errors = Console(stderr=True)
+    result: TuneResult | CompileResult
     try:
         with progress.terminal(errors) as shown:
-            result = fibc.tune(definition, workloads, out=out, progress=shown, **options)
+            if compile_only:
+                result = fibc.compile_only(definition, workloads, out=out, max_mb=max_mb, progress=shown, **options)
+            else:
+                result = fibc.tune(definition, workloads, out=out, progress=shown, **options)
     except KeyboardInterrupt:
         errors.print("fibc: interrupted before there was anything to keep")
         raise typer.Exit(EXIT_INTERRUPTED) from None
     if as_json:
         typer.echo(json.dumps(to_plain(result)))
+    elif isinstance(result, CompileResult):
+        report.print_compiled(Console(), result)
     else:
         report.print_result(Console(), result)
-    raise typer.Exit(_tune_status(result))
+    raise typer.Exit(_compile_status(result) if isinstance(result, CompileResult) else _tune_status(result))
+
+
+@app.command()
+def build(
+    records: Annotated[Path, typer.Argument(help="A file of records, or an --out directory for all in it.")],
+    target: Annotated[str, typer.Option(help="Target of the tables, for example cuda:sm_90a.")] = "",
+    out: Annotated[Path, typer.Option(help="Directory of the modules.")] = Path(settings.DEFAULT_OUT),
+    compiled: Annotated[Path | None, typer.Option(help="A directory that --compile-only filled.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
+) -> None:
+    """Make modules again from what a tune has recorded, on any machine: nothing is measured."""
+    import fibc
+
+    results = fibc.build(records, target=target, out=out, compiled=compiled)
+    if as_json:
+        typer.echo(json.dumps({"built": [to_plain(result) for result in results]}))
+    else:
+        for result in results:
+            report.print_built(Console(), result)
 
 
 @app.command()
@@ -169,6 +210,13 @@ def _tune_status(result: TuneResult) -> int:
     if result.plan or result.table is not None:
         return EXIT_DONE
     return EXIT_INTERRUPTED if result.interrupted else EXIT_FAILED
+
+
+def _compile_status(result: CompileResult) -> int:
+    if result.interrupted:
+        return EXIT_INTERRUPTED
+    tried = any(item.compiled or item.left_out for item in result.templates)
+    return EXIT_DONE if tried else EXIT_FAILED
 
 
 def _fractions(text: str) -> tuple[float, ...]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fibc import toolchain
 from fibc.cache import Cache
+from fibc.doctor_cuda import examine_cuda
 from fibc.environment import detect
 from fibc.errors import ToolchainError
 from fibc.gate import gate_digest
@@ -56,8 +57,10 @@ def examine() -> Examined:
     facts["cache"] = f"{cache.root}{' (temporary)' if cache.private else ''}"
     gate = cache.get_json("gate", gate_digest(environment.digest))
     facts["A/A gate"] = gate["text"] if gate is not None else "not run yet: the first `fibc tune` runs it"
-    for program, use in (("qemu-x86_64-static", "tests of older CPUs"), ("nvcc", "CUDA backends, not used yet")):
-        facts[program] = shutil.which(program) or f"not found ({use})"
+    facts["qemu-x86_64-static"] = shutil.which("qemu-x86_64-static") or "not found (tests of older CPUs)"
+    cuda_facts, cuda_missing = examine_cuda()
+    facts |= cuda_facts
+    missing += cuda_missing
     return Examined(facts, tuple(missing))
 
 

@@ -1,4 +1,4 @@
-"""The machine that measurements are made on: CPU, caches, threads, and the versions that timings depend on."""
+"""The machine that measurements are made on: its silicon, threads, and the versions that timings depend on."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
+from fibc import gpus
+from fibc.errors import InputError
 from fibc.schema.digest import digest_json
 from fibc.schema.isa import available_levels
+from fibc.schema.silicon import CudaValidity, Gpu
 from fibc.schema.table import CpuValidity
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -28,7 +31,8 @@ class Environment:
         isa: Levels of ``fibc.schema.isa`` that the CPU runs, in rising order; empty below AVX2.
         l2_bytes: Of CPU 0; 0 where Linux does not say. Alike ``l3_bytes``.
         num_threads: Threads that torch computes with.
-        versions: What else belongs to a record: python, torch, kernel.
+        versions: What else belongs to a record: python, torch, kernel; with a GPU the driver and cublas.
+        gpu: The GPU that evidence is collected on; None where it is the CPU.
     """
 
     model: str
@@ -37,10 +41,18 @@ class Environment:
     l3_bytes: int
     num_threads: int
     versions: Mapping[str, str] = field(default_factory=dict)
+    gpu: Gpu | None = None
 
     @property
     def digest(self) -> str:
-        """Identity of what timings depend on: the silicon, the threads and torch's version (native is torch's code)."""
+        """Identity of what timings depend on.
+
+        On a CPU the silicon, the threads and torch's version (native is torch's code). On a GPU its silicon, the
+        driver, torch and cuBLAS; the CPU beside it enters timings of the eager mode only, and is recorded with those.
+        """
+        if self.gpu is not None:
+            versions = [self.versions.get(name, "") for name in ("driver", "torch", "cublas")]
+            return digest_json([self.gpu.validity.identity, *versions])
         validity = self.cpu_validity()
         return digest_json(
             [
@@ -57,9 +69,30 @@ class Environment:
         """Return what a table's rows are bound to."""
         return CpuValidity(self.model, self.isa, self.l2_bytes, self.l3_bytes, self.num_threads)
 
+    def cuda_validity(self) -> CudaValidity:
+        """Return what a CUDA table's rows are bound to.
+
+        Raises:
+            InputError: If this is no GPU's environment.
+        """
+        if self.gpu is None:
+            raise InputError("target cuda: needs an NVIDIA GPU, and this environment has none")
+        return self.gpu.validity
+
+    def validity(self) -> CpuValidity | CudaValidity:
+        """Return what a table's rows are bound to."""
+        return self.cpu_validity() if self.gpu is None else self.gpu.validity
+
+    @property
+    def hardware(self) -> str:
+        """What people call it."""
+        return self.model if self.gpu is None else self.gpu.name
+
     def facts(self) -> dict[str, str]:
         """Return everything as printable text."""
+        gpu = {} if self.gpu is None else {"gpu": str(self.gpu), "mig": self.gpu.mig or "no"}
         return {
+            **gpu,
             "cpu": self.model,
             "isa": " ".join(self.isa) or "below avx2",
             "l2": f"{self.l2_bytes // 1024} KiB",
@@ -69,11 +102,14 @@ class Environment:
         }
 
 
-def detect(num_threads: int | None = None, *, cpuinfo: Path = CPUINFO, caches: Path = CACHES) -> Environment:
+def detect(
+    num_threads: int | None = None, *, gpu: Gpu | None = None, cpuinfo: Path = CPUINFO, caches: Path = CACHES
+) -> Environment:
     """Return the environment of this process.
 
     Args:
         num_threads: Threads that torch computes with; None asks torch, which imports it.
+        gpu: Of a CUDA target (``fibc.gpus``).
         cpuinfo: A file like ``/proc/cpuinfo``. One that cannot be read is a CPU without any known level.
         caches: A directory like that of CPU 0's caches in sysfs.
     """
@@ -81,6 +117,7 @@ def detect(num_threads: int | None = None, *, cpuinfo: Path = CPUINFO, caches: P
         import torch
 
         num_threads = torch.get_num_threads()
+    cuda = {} if gpu is None else {"driver": gpu.driver, "cublas": gpus.cublas_version()}
     model, flags = _read_cpuinfo(cpuinfo)
     return Environment(
         model=model,
@@ -92,7 +129,9 @@ def detect(num_threads: int | None = None, *, cpuinfo: Path = CPUINFO, caches: P
             "python": platform.python_version(),
             "torch": metadata.version("torch"),
             "kernel": f"{os.uname().sysname} {os.uname().release}",
+            **cuda,
         },
+        gpu=gpu,
     )
 
 

@@ -44,6 +44,10 @@ class EvaluationError(FibcError):
     """The evaluator itself could not work (no worker starts). A candidate's failure is an Evaluation."""
 
 
+class BrokenError(FibcError):
+    """A timing failed, and no candidate is to blame: native, the clock, or what else runs on the device."""
+
+
 class GateError(FibcError):
     """The A/A gate refused to tune on this host."""
 

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from fibc import gpus
 from fibc.backends.registry import NAMES, make_backends
 from fibc.cache import Cache
 from fibc.environment import detect
 from fibc.errors import InputError
 from fibc.runtime import oracle
 from fibc.runtime.package import read_table
+from fibc.schema.arch import ARCH_NAMES
 from fibc.schema.cells import default_features, make_keys
 from fibc.schema.decision import Decision, Verdict
 from fibc.schema.definition import load_definition
@@ -35,12 +37,14 @@ class CallExplained:
         serves: The variant, or ``native``.
         reason: ``hit``, or why native serves.
         row: The cell's decision; None outside every cell.
+        library: What the variant calls; empty where its code is generated, or native serves.
     """
 
     axes: Mapping[str, int]
     serves: str
     reason: str
     row: Decision | None
+    library: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,13 +82,15 @@ def _explain_call(table: DispatchTable, sizes: Mapping[str, int]) -> CallExplain
             f"(accepted: {','.join(f'{name}=SIZE' for name in variable)})"
         )
     axes = {axis.name: sizes[axis.name] if axis.value is None else axis.value for axis in table.spec.axes}
-    choice = oracle.choose_axes(table, axes, oracle.Surroundings(isa=table.validity.isa))
+    isa = tuple(variant.isa for variant in table.variants)  # on the machine that was tuned on
+    choice = oracle.choose_axes(table, axes, oracle.Surroundings(isa=isa))
     values = feature_values(table.features, axes)
     row = next((row for row in table.rows if row.cell.holds(values)), None)
-    serves = "native"
+    serves, library = "native", ""
     if choice.region is not None and choice.reason == oracle.HIT:
-        serves = str(table.variants[table.regions[choice.region].variant].candidate)
-    return CallExplained(dict(sizes), serves, _reason(choice.reason, row), row)
+        variant = table.variants[table.regions[choice.region].variant]
+        serves, library = str(variant.candidate), variant.library
+    return CallExplained(dict(sizes), serves, _reason(choice.reason, row), row, library)
 
 
 def _reason(reason: str, row: Decision | None) -> str:
@@ -102,12 +108,14 @@ def _explain_definition(path: Path) -> DefinitionExplained:
     definition = load_definition(path)
     sweep = synthetic_sweep(definition)
     key = make_keys(default_features(definition, sweep), sweep, definition)[0]
-    backends = make_backends(NAMES, detect(), Cache())
+    every = [name for names in NAMES.values() for name in names]
+    known = (gpu for gpu in gpus.find().gpus if gpu.validity.arch in ARCH_NAMES)  # code is compiled for no other
+    backends = make_backends(every, detect(gpu=next(known, None)), Cache())
     matches: list[str] = []
     mismatches: list[tuple[str, str]] = []
     for backend in backends:
         spaces, missed = backend.spaces(definition, key)
         matches += [space.template for space in spaces]
         mismatches += [(item.template, item.reason) for item in missed]
-    target = ", ".join(str(backend.target) for backend in backends)
+    target = ", ".join(dict.fromkeys(str(backend.target) for backend in backends))
     return DefinitionExplained(definition.name, target, tuple(matches), tuple(mismatches))

@@ -9,6 +9,7 @@ import torch
 from safetensors import safe_open
 
 from fibc.adversarial import adversarial_cases
+from fibc.calls import Value, torch_dtype
 from fibc.errors import InputError
 from fibc.schema.constraints import check_constraints
 from fibc.schema.definition import Definition, TensorSpec
@@ -16,19 +17,19 @@ from fibc.schema.digest import digest_text
 from fibc.schema.workload import SafetensorsInput, ScalarInput, Workload
 from fibc.structure import synthesise
 
-Input = torch.Tensor | int | float | bool | None
-"""None for an optional input that the recorded call left out."""
-
 COLD_FACTOR = 4
 """Copies of the weights total this many times the last-level cache, so that a rotation never finds one in it."""
 
-RAM_FRACTION = 0.25
+MEMORY_FRACTION = 0.25
 """Copies take at most this part of the memory."""
 
+MAX_COPIES = 1024
+"""A sample goes through all copies. 1024 are enough for weights of 240 KB and more beside the 60 MB of an H200."""
+
 BLOCK_ELEMS = 1_048_573
-"""Distinct random values of a tensor: a prime, so that a larger tensor, which repeats the block, has no two equal rows
-at a distance that a wrong index could produce. Filling 8192 x 4096 takes 0.05 s so, 0.28 s without it (one core of an
-Intel Xeon with AMX, torch 2.13.0, one thread)."""
+"""Distinct random values of a tensor on a CPU: a prime, so that a larger tensor, which repeats the block, has no two
+equal rows at a distance that a wrong index could produce. Filling 8192 x 4096 takes 0.05 s so, 0.28 s without it (one
+core of an Intel Xeon with AMX, torch 2.13.0, one thread). A GPU draws every value."""
 
 NORM_WEIGHT_SPREAD = 0.1
 """Standard deviation of the weights of norms, around 1."""
@@ -50,9 +51,14 @@ def make(
     axes: Mapping[str, int],
     seed: int,
     workload: Workload | None = None,
-    made: Mapping[str, Input] | None = None,
-) -> dict[str, Input]:
+    made: Mapping[str, Value] | None = None,
+    *,
+    device: torch.device | str = "cpu",
+) -> dict[str, Value]:
     """Return one value per input of ``definition``, in call order; equal arguments give equal bits.
+
+    Dense values come from the generator of their device, so that a GPU draws a large weight in milliseconds: equal bits
+    on GPUs of one kind, other bits than on a CPU. Structured inputs (lengths, pages) are the same everywhere.
 
     Dense inputs are normal: activations with a deviation of 1, weights (constant axes, rank 2 and more) with 1 /
     sqrt(contracted size), so that a product stays O(1), weights of norms around 1. Scalars and stored tensors come from
@@ -66,6 +72,7 @@ def make(
         workload: Where it was recorded; an optional input that it leaves out is None.
         made: Inputs of an earlier call with the same seed that do not depend on ``axes``, such as weights: taken as
             they are, as making a large weight takes longer than timing a small call.
+        device: Of the tensors.
 
     Raises:
         InputError: If the definition's constraints do not hold, or torch has no such dtype.
@@ -79,35 +86,23 @@ def make(
         if isinstance(value, torch.Tensor) and not value.is_floating_point()
     }
     structured = synthesise(definition, sizes, structure_seed, integers)
-    values: dict[str, Input] = {}
+    values: dict[str, Value] = {}
     for name, spec in definition.inputs.items():
         if made is not None and name in made:
             values[name] = made[name]
         elif name in recorded:
-            values[name] = recorded[name]
+            values[name] = _moved(recorded[name], device)
         elif spec.shape is None:
             values[name] = _scalar(name, spec, sizes)
         elif name in structured:
-            values[name] = torch.from_numpy(structured[name]).to(torch_dtype(spec.dtype))
+            values[name] = torch.from_numpy(structured[name]).to(torch_dtype(spec.dtype)).to(device)
         else:
-            generator = torch.Generator().manual_seed(_derived_seed(f"{seed}:{name}"))
+            generator = torch.Generator(device).manual_seed(_derived_seed(f"{seed}:{name}"))
             values[name] = _dense(definition, name, spec, sizes, generator)
     problems = check_constraints(definition, axes, values)
     if problems:
         raise InputError("\n".join(f"{definition.name}: {problem}" for problem in problems))
     return values
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """Return torch's dtype of a definition's dtype ``name``.
-
-    Raises:
-        InputError: If this torch has none.
-    """
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise InputError(f"dtype: must be one that torch {torch.__version__} computes with, got {name}")
-    return dtype
 
 
 def residency(definition: Definition) -> dict[str, str]:
@@ -116,12 +111,12 @@ def residency(definition: Definition) -> dict[str, str]:
     return {name: "cold" if _is_weight(definition, spec) else "hot" for name, spec in definition.inputs.items()}
 
 
-def num_copies(definition: Definition, l3_bytes: int, ram_bytes: int) -> int:
-    """Return how many copies of the cold inputs a rotation needs, at least 1.
+def num_copies(definition: Definition, cache_bytes: int, memory_bytes: int) -> int:
+    """Return how many copies of the cold inputs a rotation needs, at least 1 and at most ``MAX_COPIES``.
 
     Args:
-        l3_bytes: Size of the last-level cache.
-        ram_bytes: Memory of the machine; copies take at most a quarter of it.
+        cache_bytes: Size of the last-level cache: a CPU's L3, a GPU's L2.
+        memory_bytes: Memory of the machine or the GPU; copies take at most a quarter of it.
     """
     cold = residency(definition)
     bytes_of_one = sum(
@@ -131,10 +126,11 @@ def num_copies(definition: Definition, l3_bytes: int, ram_bytes: int) -> int:
     )
     if bytes_of_one == 0:
         return 1
-    return max(1, min(-(-COLD_FACTOR * l3_bytes // bytes_of_one), int(ram_bytes * RAM_FRACTION) // bytes_of_one))
+    needed = -(-COLD_FACTOR * cache_bytes // bytes_of_one)
+    return max(1, min(needed, int(memory_bytes * MEMORY_FRACTION) // bytes_of_one, MAX_COPIES))
 
 
-def cold_copies(definition: Definition, inputs: Mapping[str, Input], count: int) -> list[dict[str, Input]]:
+def cold_copies(definition: Definition, inputs: Mapping[str, Value], count: int) -> list[dict[str, Value]]:
     """Return ``count`` times ``inputs``: the first itself, the others with copies of the cold inputs."""
     cold = residency(definition)
     return [
@@ -147,8 +143,13 @@ def cold_copies(definition: Definition, inputs: Mapping[str, Input], count: int)
 
 
 def adversarial(
-    definition: Definition, axes: Mapping[str, int], seed: int, workload: Workload | None = None
-) -> Iterator[tuple[str, dict[str, Input]]]:
+    definition: Definition,
+    axes: Mapping[str, int],
+    seed: int,
+    workload: Workload | None = None,
+    *,
+    device: torch.device | str = "cpu",
+) -> Iterator[tuple[str, dict[str, Value]]]:
     """Yield named inputs that break kernels which ordinary inputs do not.
 
     The cases are those of ``fibc.adversarial``; the definition's reference says what is right.
@@ -156,7 +157,7 @@ def adversarial(
     Only dense floating-point inputs change, most of them only where an axis varies: probabilities stay such, indexes
     stay valid. Tensors that a case leaves alone are shared between the cases.
     """
-    plain = make(definition, axes, seed, workload)
+    plain = make(definition, axes, seed, workload, device=device)
     sizes = {**definition.const_axes, **axes}
     dense = {
         name: value
@@ -171,7 +172,7 @@ def adversarial(
         name: _deviation(definition, name, sizes) if len(definition.inputs[name].shape or ()) >= 2 else 1.0
         for name in dense
     }
-    generator = torch.Generator().manual_seed(_derived_seed(f"{seed}:adversarial"))
+    generator = torch.Generator(device).manual_seed(_derived_seed(f"{seed}:adversarial"))
     for label, changed in adversarial_cases(dense, varying or list(dense), typical, generator):
         yield label, {**plain, **changed}
 
@@ -186,7 +187,8 @@ def _dense(
     shape = tuple(sizes[axis] for axis in spec.shape or ())
     dtype = torch_dtype(spec.dtype)
     num_elems = math.prod(shape)
-    block = torch.randn(min(num_elems, BLOCK_ELEMS), generator=generator)
+    drawn = min(num_elems, BLOCK_ELEMS) if generator.device.type == "cpu" else num_elems
+    block = torch.randn(drawn, generator=generator, device=generator.device)
     if dtype is torch.bool:
         block = block > 0
     elif name == "probs" and len(shape) == 2:
@@ -209,7 +211,7 @@ def _tile(block: torch.Tensor, num_elems: int) -> torch.Tensor:
     """Return ``num_elems`` elements that repeat ``block``."""
     if num_elems <= block.numel():
         return block
-    tiled = torch.empty(num_elems, dtype=block.dtype)
+    tiled = torch.empty(num_elems, dtype=block.dtype, device=block.device)
     num_whole = num_elems // block.numel()
     tiled[: num_whole * block.numel()].view(num_whole, block.numel()).copy_(block)
     tiled[num_whole * block.numel() :].copy_(block[: num_elems - num_whole * block.numel()])
@@ -279,7 +281,7 @@ def _shrink(definition: Definition, name: str, sizes: Mapping[str, int]) -> floa
 # Scalars and stored tensors ------------------------------------------------------------------------------------------
 
 
-def _scalar(name: str, spec: TensorSpec, sizes: Mapping[str, int]) -> Input:
+def _scalar(name: str, spec: TensorSpec, sizes: Mapping[str, int]) -> Value:
     if name in _SOFTMAX_SCALES:
         head_dim = next((sizes[axis] for axis in _HEAD_DIMS if axis in sizes), 1)
         return 1 / math.sqrt(head_dim)
@@ -289,9 +291,9 @@ def _scalar(name: str, spec: TensorSpec, sizes: Mapping[str, int]) -> Input:
     return int(value) if spec.dtype.startswith(("int", "uint")) else float(value)
 
 
-def _recorded(definition: Definition, workload: Workload) -> dict[str, Input]:
+def _recorded(definition: Definition, workload: Workload) -> dict[str, Value]:
     """Return the inputs that ``workload`` recorded, without those whose file is not there; left out is None."""
-    found: dict[str, Input] = {}
+    found: dict[str, Value] = {}
     for name, spec in definition.inputs.items():
         recorded, path = workload.inputs.get(name), workload.stored_path(name)
         if isinstance(recorded, ScalarInput):
@@ -303,6 +305,10 @@ def _recorded(definition: Definition, workload: Workload) -> dict[str, Input]:
         elif recorded is None and spec.optional:
             found[name] = None
     return found
+
+
+def _moved(value: Value, device: torch.device | str) -> Value:
+    return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
 def _derived_seed(text: str) -> int:

@@ -118,6 +118,7 @@ class OutLayout:
         fibc-dataset/                       FlashInfer-Trace: definitions/ workloads/ solutions/ traces/
         fibc-records/<definition>.records   append-only evidence: evaluations, raw samples, decisions
         fibc-sources/<definition>/          generated sources, for people
+        fibc-compiled/                      candidates compiled without measuring them (--compile-only); may be moved
         fibc-studies.db                     Optuna studies (SQLite)
         fibc.lock                           held while a run works here
 
@@ -140,6 +141,10 @@ class OutLayout:
         return self._sources / safe_name(definition)
 
     @property
+    def compiled(self) -> Path:
+        return self.root / "fibc-compiled"
+
+    @property
     def studies(self) -> Path:
         return self.root / "fibc-studies.db"
 
@@ -150,7 +155,7 @@ class OutLayout:
     def remove_unfinished(self) -> None:
         """Remove what killed runs left half-written. For the holder of the lock: to anyone else it may be in use."""
         pattern = f"{TEMPORARY_PREFIX}*"
-        directories = (self.dataset, self._records, self._sources, *self.root.glob("fibc_*"))
+        directories = (self.dataset, self._records, self._sources, self.compiled, *self.root.glob("fibc_*"))
         nested = (path for directory in directories for path in directory.rglob(pattern))
         for path in [*self.root.glob(pattern), *nested]:
             if path.is_symlink() or path.is_file():

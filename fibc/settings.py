@@ -34,6 +34,13 @@ DEFAULT_SPLIT = (0.6, 0.2, 0.2)
 DEFAULT_SEED = 0
 """Seed of the search, the inputs and the order of measurements."""
 
+DEFAULT_OUT = "build"
+"""Directory of modules that are made again from records."""
+
+DEFAULT_MAX_MB = 40.0
+"""Megabytes of one definition's candidates that are compiled for another machine: a Triton candidate takes 8 kB, and
+what travels to a borrowed device is often limited to tens of megabytes."""
+
 DEFAULT_LOCK_WAIT_S = 60.0
 """Seconds a second run on one ``--out`` waits for the first before it refuses."""
 
@@ -57,3 +64,8 @@ def cache_dir() -> Path | None:
 def cxx() -> str | None:
     """Return the C++ compiler that ``$CXX`` names, or None where the toolchain shall find one."""
     return os.environ.get("CXX") or None
+
+
+def cuda_home() -> str | None:
+    """Return the CUDA toolkit that ``$CUDA_HOME`` names, or None where the toolchain shall find one."""
+    return os.environ.get("CUDA_HOME") or None

@@ -5,22 +5,25 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from fibc import check, inputs
-from fibc.check import Value
+from fibc.bound import unit_roundoff
+from fibc.calls import Value, as_outputs
+from fibc.errors import BrokenError, FibcError
+from fibc.places import Make, Place, Places
 from fibc.schema.callspec import CallSpec
 from fibc.schema.definition import Definition
 from fibc.schema.feature import Point
 from fibc.validation import same_bits
 
 SAMPLE_S = 100e-6
-"""A native half takes at least this long, so that a candidate five times faster still fills 20 us."""
+"""A native half on a CPU takes at least this long, so that a candidate five times faster still fills 20 us."""
 
 MAX_INNER = 1000
 
@@ -30,11 +33,14 @@ WARM_S = 0.002
 DRIFT = 8.0
 """Roundings by which a non-deterministic candidate's output may differ, in rms, before and after timing."""
 
+NATIVE = None
+"""What stands for native where an arm's index stands for a candidate."""
+
 
 class Harness(Protocol):
     """The extension that times calls in C."""
 
-    def bind(self, library_path: str, symbol: str, spec: bytes) -> Any: ...
+    def bind(self, library_path: str, symbol: str, spec: bytes, device: str = "cpu") -> Any: ...
 
     def time_calls(
         self, callable: Callable[..., Any], calls: Sequence[tuple[Any, ...]], start: int, inner: int
@@ -45,8 +51,8 @@ class Harness(Protocol):
     def set_num_threads(self, num_threads: int) -> None: ...
 
 
-class NativeFailedError(Exception):
-    """Native itself raised: no candidate is to blame."""
+class NativeFailedError(BrokenError):
+    """Native itself raised."""
 
 
 @dataclass(frozen=True)
@@ -63,31 +69,140 @@ class Side:
     deterministic: bool
 
 
-@dataclass
-class _Place:
-    """One point in memory.
+@dataclass(frozen=True)
+class Half:
+    """One side of a pair at one place.
 
     Attributes:
-        calls: One tuple of arguments per copy of the weights.
-        restored: In-place inputs with their pristine values.
-        num_bytes: Of the tensors that belong to this point alone.
-        first: Output of each arm before it was timed.
-        warm: Native was warmed up here; its outputs and inputs are the same for every arm.
+        arm: The candidate's, or ``NATIVE``.
+        beside: The arm whose pairs it belongs to; None for native alone.
+        place: Its inputs.
+        run: ``run(calls, start, inner)`` makes ``inner`` calls, see ``Harness.time_calls``.
+        next_calls: Where in the rotation the next calls begin, see ``Places``.
     """
 
-    calls: list[tuple[Any, ...]]
-    restored: list[tuple[Tensor, Tensor]]
-    num_bytes: int
-    first: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
-    warm: bool = False
+    arm: int | None
+    beside: int | None
+    place: Place
+    run: Callable[[Sequence[tuple[Any, ...]], int, int], float]
+    next_calls: Callable[[int], int]
+
+    def call(self, count: int) -> float:
+        """Make the next ``count`` calls of the rotation; return the host's seconds per call."""
+        return self.run(self.place.calls, self.next_calls(count), count)
+
+
+class Meter(Protocol):
+    """The clock of a timer, with the state that the timed side finds.
+
+    Contract:
+        * ``time`` restores the place's inputs, untimed, then makes ``inner`` calls and returns seconds per call.
+        * When ``time``, ``warm`` or ``block`` returns, nothing of the half is still running: what raises later is
+          another one's.
+        * It raises what the calls raise, and ``BrokenError`` where the clock itself does not work.
+
+    Attributes:
+        primed: Hot inputs are written before each half, not only those that calls write in place.
+        sample_s: A native half takes at least this long.
+        max_inner: Most calls in a half, where ``least_inner`` is no larger.
+    """
+
+    primed: bool
+    sample_s: float
+    max_inner: int
+
+    def least_inner(self, num_copies: int) -> int:
+        """Return how many calls a half needs for every copy of the weights to be cold."""
+        ...
+
+    def warm(self, half: Half) -> None:
+        """Make the calls after which nothing happens for the first time."""
+        ...
+
+    def ready(self, half: Half, inner: int) -> None:
+        """Do what has to be done once before ``time``, so that both halves of a pair are timed at once after it."""
+        ...
+
+    def estimate(self, half: Half, num_copies: int) -> float:
+        """Return about how many seconds a call takes."""
+        ...
+
+    def time(self, half: Half, inner: int) -> float:
+        """Return seconds per call."""
+        ...
+
+    def block(self, half: Half, inner: int, seconds: float) -> float:
+        """Return seconds per call over about ``seconds`` without a pause."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until no call is still running."""
+        ...
+
+    def drop(self, place: Place) -> None:
+        """Forget what is kept for a place that is no more."""
+        ...
+
+    def fresh(self, rng: random.Random) -> None:
+        """Forget everything, and have what is allocated next lie elsewhere."""
+        ...
+
+
+class HostMeter:
+    """The steady clock of the harness around calls that end when they return: a CPU's."""
+
+    primed = False
+    sample_s = SAMPLE_S
+    max_inner = MAX_INNER
+
+    def least_inner(self, num_copies: int) -> int:
+        """Return 1: the rotation goes on from half to half."""
+        return 1
+
+    def warm(self, half: Half) -> None:
+        """Call twice, or once where that takes long."""
+        for _ in range(2):
+            began = time.monotonic()
+            half.call(1)
+            if time.monotonic() - began >= WARM_S:
+                return
+
+    def ready(self, half: Half, inner: int) -> None:
+        """Nothing is to be done."""
+
+    def estimate(self, half: Half, num_copies: int) -> float:
+        """Return the shortest of three calls."""
+        return min(half.call(1) for _ in range(3))
+
+    def time(self, half: Half, inner: int) -> float:
+        """Return seconds per call."""
+        half.place.restore()
+        return half.call(inner)
+
+    def block(self, half: Half, inner: int, seconds: float) -> float:
+        """Return seconds per call over about ``seconds``."""
+        half.place.restore()
+        times: list[float] = []
+        until = time.monotonic() + seconds
+        while not times or time.monotonic() < until:
+            times.append(half.call(inner))
+        return math.fsum(times) / len(times)
+
+    def settle(self) -> None:
+        """Calls end when they return."""
+
+    def drop(self, place: Place) -> None:
+        """Nothing is kept."""
+
+    def fresh(self, rng: random.Random) -> None:
+        """Nothing is kept; on a CPU a session with another layout is another process."""
 
 
 class Timer:
     """Times arms beside native on inputs of one seed.
 
-    Copies of the weights are shared by all points and used in turn, by both halves of a pair alike. A point's own
-    tensors are made when it is first timed; those of points that were timed longest ago are dropped where all together
-    exceed ``keep_bytes``.
+    Copies of the weights are shared by all points and used in turn, by both halves of a pair alike (``Places``). How a
+    half is timed is the meter's.
     """
 
     def __init__(
@@ -95,22 +210,19 @@ class Timer:
         definition: Definition,
         spec: CallSpec,
         native: Callable[..., Any],
-        make: Callable[[Point, Mapping[str, Value] | None], Mapping[str, Value]],
+        make: Make,
         *,
         num_copies: int,
         keep_bytes: int,
         seed: int,
+        meter: Meter | None = None,
     ) -> None:
         self._definition = definition
-        self._spec = spec
         self._native = native
-        self._make = make
-        self._num_copies = num_copies
-        self._keep_bytes = keep_bytes
-        self._cold = [name for name, where in inputs.residency(definition).items() if where == "cold"]
-        self._copies: list[dict[str, Value]] = []
-        self._places: dict[Point, _Place] = {}
-        self._turn = 0
+        self._meter = meter or HostMeter()
+        self._places = Places(
+            definition, spec, make, num_copies=num_copies, keep_bytes=keep_bytes, primed=self._meter.primed
+        )
         self._rng = random.Random(seed)
         self._changed: dict[int, str] = {}
 
@@ -120,14 +232,17 @@ class Timer:
 
     def first_inputs(self) -> Mapping[str, Value]:
         """Return the first copy of the weights."""
-        return self._copies[0] if self._copies else {}
+        return self._places.weights()
 
     def inner(self, harness: Harness, point: Point) -> int:
         """Return how many calls make a sample, from native alone; the caller keeps it for every later session."""
-        place = self._place(point, {})
-        self._warm(self._native_call(harness), place)
-        seconds = min(self._native_call(harness)(place.calls, self._next(1), 1) for _ in range(3))
-        return max(1, min(MAX_INNER, math.ceil(SAMPLE_S / max(seconds, 1e-9))))
+        meter, num_copies = self._meter, self._places.num_copies
+        half = self._half(harness, NATIVE, None, self._native, self._place(point, {}))
+        with _blaming(half):
+            meter.warm(half)
+            seconds = meter.estimate(half, num_copies)
+        wanted = min(meter.max_inner, math.ceil(meter.sample_s / max(seconds, 1e-9)))
+        return max(1, wanted, meter.least_inner(num_copies))
 
     def pair(
         self, harness: Harness, arm: int, sides: Mapping[int, Side], *, native_first: bool, inner: int
@@ -137,86 +252,90 @@ class Timer:
         The first pair of an arm is preceded by a warm-up of both, in random order; native's is once per point.
 
         Raises:
-            NativeFailedError: If native raised. What the candidate raises is raised as it is.
+            BrokenError: If native raised, or the clock does not work. What the candidate raises is raised as it is.
         """
-        side = sides[arm]
-        place = self._place(side.point, sides)
-        native = self._native_call(harness)
-
-        def candidate(calls: Sequence[tuple[Any, ...]], start: int, count: int) -> float:
-            return harness.time_calls(side.call, calls, start, count)
-
-        if arm not in place.first:
-            place.first[arm] = self._output(place, side)
-            for run in self._rng.sample([native, candidate], 2) if not place.warm else [candidate]:
-                self._warm(run, place)
-            place.warm = True
+        native, candidate = self._halves(harness, arm, sides)
+        for half in self._rng.sample([native, candidate], 2):
+            with _blaming(half):
+                self._meter.ready(half, inner)
         seconds = {}
-        for run in (native, candidate) if native_first else (candidate, native):
-            _restore(place)
-            seconds[run] = run(place.calls, self._next(inner), inner)
-        return seconds[native], seconds[candidate]
+        for half in (native, candidate) if native_first else (candidate, native):
+            with _blaming(half):
+                seconds[half.arm] = self._meter.time(half, inner)
+        return seconds[NATIVE], seconds[arm]
+
+    def block(
+        self, harness: Harness, arm: int, sides: Mapping[int, Side], *, native: bool, inner: int, seconds: float
+    ) -> float:
+        """Return seconds per call of native or of arm ``arm`` over about ``seconds`` without a pause.
+
+        Raises:
+            BrokenError: As ``pair``.
+        """
+        half = self._halves(harness, arm, sides)[0 if native else 1]
+        with _blaming(half):
+            return self._meter.block(half, inner, seconds)
 
     def recheck(self, arm: int, sides: Mapping[int, Side]) -> str | None:
         """Run an arm that was timed once more; return what is wrong with its output, now or when it was dropped."""
-        place = self._places.get(sides[arm].point)
+        place = self._places.find(sides[arm].point)
         if place is not None:
             self._check(place, arm, sides[arm])
         return self._changed.get(arm)
 
     def forget(self) -> None:
         """Drop every point's own tensors."""
-        self._places.clear()
+        for place in self._places.clear(weights=False):
+            self._meter.drop(place)
 
-    def _native_call(self, harness: Harness) -> Callable[[Sequence[tuple[Any, ...]], int, int], float]:
+    def fresh(self, seed: int) -> None:
+        """Begin a session in this process: drop everything, weights too; what is made next lies at other addresses.
+
+        Outputs are compared no more with those before: call ``recheck`` for every arm first.
+        """
+        self._rng = random.Random(seed)
+        self._places.clear(weights=True)
+        self._meter.fresh(self._rng)
+
+    def _halves(self, harness: Harness, arm: int, sides: Mapping[int, Side]) -> tuple[Half, Half]:
+        """Return native and the arm, both warm."""
+        side = sides[arm]
+        place = self._place(side.point, sides)
+        native = self._half(harness, NATIVE, arm, self._native, place)
+        candidate = self._half(harness, arm, arm, side.call, place)
+        if arm not in place.first:
+            place.first[arm] = self._output(place, side)
+            for half in self._rng.sample([native, candidate], 2) if not place.warm else [candidate]:
+                with _blaming(half):
+                    self._meter.warm(half)
+            place.warm = True
+        return native, candidate
+
+    def _half(
+        self, harness: Harness, arm: int | None, beside: int | None, call: Callable[..., Any], place: Place
+    ) -> Half:
         def run(calls: Sequence[tuple[Any, ...]], start: int, count: int) -> float:
-            try:
-                return harness.time_calls(self._native, calls, start, count)
-            except Exception as error:
-                raise NativeFailedError(f"native raised {type(error).__name__}: {error}") from error
+            return harness.time_calls(call, calls, start, count)
 
-        return run
+        return Half(arm, beside, place, run, self._places.next_calls)
 
-    def _next(self, count: int) -> int:
-        start, self._turn = self._turn, self._turn + count
-        return start
-
-    def _warm(self, run: Callable[[Sequence[tuple[Any, ...]], int, int], float], place: _Place) -> None:
-        for _ in range(2):
-            began = time.monotonic()
-            run(place.calls, self._next(1), 1)
-            if time.monotonic() - began >= WARM_S:
-                return
-
-    def _place(self, point: Point, sides: Mapping[int, Side]) -> _Place:
-        place = self._places.pop(point, None) or self._new_place(point)
-        self._places[point] = place  # the last is the one used last
-        while len(self._places) > 1 and sum(item.num_bytes for item in self._places.values()) > self._keep_bytes:
-            dropped = self._places.pop(next(iter(self._places)))
-            for arm in tuple(dropped.first):
-                self._check(dropped, arm, sides[arm])
+    def _place(self, point: Point, sides: Mapping[int, Side]) -> Place:
+        place, dropped = self._places.take(point)
+        for old in dropped:
+            for arm in tuple(old.first):
+                self._check(old, arm, sides[arm])
+            self._meter.drop(old)
         return place
 
-    def _new_place(self, point: Point) -> _Place:
-        values = dict(self._make(point, self._copies[0] if self._copies else None))
-        if not self._copies:
-            cold = {name: values[name] for name in self._cold}
-            copies = inputs.cold_copies(self._definition, values, self._num_copies)
-            self._copies = [{name: copy[name] for name in self._cold} for copy in copies]
-            values |= cold
-        calls = [tuple({**values, **copy}.values()) for copy in self._copies]
-        own = [v for name, v in values.items() if isinstance(v, Tensor) and name not in self._cold]
-        aliased = {argument.alias for argument in self._spec.outputs if argument.alias is not None}
-        in_place = [v for index, v in enumerate(calls[0]) if index in aliased and isinstance(v, Tensor)]
-        return _Place(calls, [(t, t.clone()) for t in in_place], sum(tensor.nbytes for tensor in own))
-
-    def _output(self, place: _Place, side: Side) -> tuple[Tensor, ...]:
-        _restore(place)
+    def _output(self, place: Place, side: Side) -> tuple[Tensor, ...]:
+        place.restore()
         with torch.no_grad():
-            outputs = check.as_outputs(self._definition, side.call(*place.calls[0]))
-        return tuple(output.clone() for output in outputs)
+            outputs = as_outputs(self._definition, side.call(*place.calls[0]))
+        copies = tuple(output.clone() for output in outputs)
+        self._meter.settle()
+        return copies
 
-    def _check(self, place: _Place, arm: int, side: Side) -> None:
+    def _check(self, place: Place, arm: int, side: Side) -> None:
         """Compare an arm's output with the one before it was timed."""
         before = place.first.pop(arm, None)
         if before is None:
@@ -226,9 +345,17 @@ class Timer:
                 self._changed[arm] = f"output {name} at {side.point}: must be as before it was timed, got another one"
 
 
-def _restore(place: _Place) -> None:
-    for tensor, pristine in place.restored:
-        tensor.copy_(pristine)
+@contextmanager
+def _blaming(half: Half) -> Iterator[None]:
+    """Have what native raises say that it was native."""
+    try:
+        yield
+    except FibcError:
+        raise
+    except Exception as error:
+        if half.arm is not NATIVE:
+            raise
+        raise NativeFailedError(f"native raised {type(error).__name__}: {error}") from error
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
@@ -236,4 +363,4 @@ def _close(a: Tensor, b: Tensor) -> bool:
     if not a.is_floating_point():
         return torch.equal(a, b)
     difference = (a.double() - b.double()).square().mean().sqrt()
-    return bool(difference <= DRIFT * check.unit_roundoff(a.dtype) * a.double().square().mean().sqrt())
+    return bool(difference <= DRIFT * unit_roundoff(a.dtype) * a.double().square().mean().sqrt())

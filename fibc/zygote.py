@@ -16,61 +16,24 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from fibc import buffers, check, inputs, isolation
-from fibc.buffers import Buffer
-from fibc.check import ErrorModel, Expected, Oracle, Value, Weights
+from fibc import check, isolation
+from fibc.bound import Expected
+from fibc.case_book import expect_all, find_error_model, native_agreement, with_oracles
+from fibc.cases import Draft, Drafter
+from fibc.error_model import ErrorModel
+from fibc.oracle import Oracle
 from fibc.rpc import Channel, ChannelClosedError
 from fibc.schema import codec
 from fibc.schema.evaluation import Status
 from fibc.schema.feature import Point
-from fibc.validation import SMALL_BYTES, Case, place
-from fibc.worker import FailedError, Worker, load_text, main
-
-HEAVY_TERMS = 1 << 33
-"""Output elements times reduction length from which a point is heavy: about 0.2 s for a float32 oracle on two cores."""
-
-HEAVY_TRIAL_TERMS = 1 << 31
-"""The same for a trial, of which there are many: comparing 2^19 elements in five cases takes longer than the timing."""
-
-CASES = ("trial", "points", "adversarial")
-"""What can be prepared. ``trial``: dense at every point, a few adversarial inputs and one layout at the smallest; at a
-heavy smallest point one dense call. ``points``: dense at every point. ``adversarial``: everything at the smallest."""
-
-TERMS_OF_AN_ELEMENT = 1024
-"""Least reduction length in that product: an element costs the comparison as much, whatever the operator."""
-
-TRIAL_CASES = frozenset({"one_hot_row", "nan"})
-"""Adversarial cases of a trial: they leave weights alone, so that oracles share their upcast copies."""
-
-HEAVY_CASES = frozenset({"huge"})
-"""Adversarial cases of a finalist at a heavy point; at a light one it meets all of them."""
-
-TRIAL_LAYOUTS = ("row-sliced",)
-"""Layouts of a trial: the one that a variant is most likely to take and to get wrong."""
-
-
-@dataclass(frozen=True)
-class _Draft:
-    """A case without its oracle.
-
-    Attributes:
-        oracle: Drafts with one oracle have equal points and equal values.
-    """
-
-    name: str
-    point: Point
-    layout: str
-    inputs: Mapping[str, Value]
-    placed: Mapping[str, Buffer | Value]
-    independent: bool
-    oracle: str
+from fibc.upcast import Weights
+from fibc.worker import FailedError, Worker, main
 
 
 class Zygote(Worker):
@@ -79,7 +42,6 @@ class Zygote(Worker):
     def __init__(self, channel: Channel) -> None:
         super().__init__(channel)
         self._children: set[int] = set()
-        self._weights: dict[str, tuple[Tensor, Buffer | Value]] = {}
         self._model: ErrorModel | None = None
         isolation.adopt_orphans()
 
@@ -87,6 +49,7 @@ class Zygote(Worker):
         """Take in the definition."""
         super().do_setup(setup)
         self._wide_weights = Weights(self._definition)
+        self._drafter = Drafter(self._definition, self._workloads, self._setup.seed, self._make)
         gc.freeze()  # the collector writes into what it looks at, which would copy pages that children share
 
     def do_fork(self) -> int:
@@ -116,11 +79,11 @@ class Zygote(Worker):
         Args:
             points: Where dense inputs are tried.
             low: Index of the smallest point, where adversarial inputs and layouts are tried.
-            kind: One of ``CASES``.
+            kind: One of ``cases.CASES``.
             limit_s: Seconds for the reference and native.
         """
         places = [codec.from_plain(Point, point) for point in points]
-        drafts = [*self._drafts(places, places[low], kind)]
+        drafts = [*self._drafter.drafts(places, places[low], kind)]
         return self._with_oracles(name, drafts, limit_s)
 
     def do_forget(self, name: str) -> None:
@@ -142,12 +105,6 @@ class Zygote(Worker):
             return f"{where}: must return, raised {type(error).__name__}: {error}"
         problem = check.form_problem(self._definition, dict(point.axes), outputs)
         return None if problem is None else f"{where}: {problem[1]}"
-
-    def _reference(self) -> Callable[..., object]:
-        reference: Callable[..., object] = getattr(
-            load_text("fibc_reference", self._definition.reference), self._definition.entry_point
-        )
-        return reference
 
     def _become_child(self, channel_fd: int, log_fd: int) -> NoReturn:
         status = 1
@@ -177,89 +134,17 @@ class Zygote(Worker):
         isolation.kill_descendants(frozenset(self._children))
         return status
 
-    def _drafts(self, points: Sequence[Point], low: Point, kind: str) -> Iterator[_Draft]:
-        """Yield calls without oracles: dense at every point; adversarial and otherwise laid out at ``low``."""
-        heavy_terms = HEAVY_TRIAL_TERMS if kind == "trial" else HEAVY_TERMS
-        at_low = self._make(low)
-        for point in points:
-            if point == low or kind == "points" or not self._is_heavy(point, heavy_terms):
-                values = at_low if point == low else self._make(point)
-                yield self._draft("dense", point, values, independent=self._is_random(point))
-        light = not self._is_heavy(low, heavy_terms)
-        if kind == "adversarial":
-            yield from self._adversarial(low, None if light else HEAVY_CASES)
-        elif kind == "trial" and light:
-            yield from self._adversarial(low, TRIAL_CASES)
-        if light and kind != "points":
-            for layout in TRIAL_LAYOUTS if kind == "trial" else buffers.LAYOUTS:
-                yield self._draft("dense", low, at_low, layout=layout, independent=self._is_random(low))
-
-    def _adversarial(self, low: Point, wanted: frozenset[str] | None) -> Iterator[_Draft]:
-        """Yield the adversarial calls ``wanted``, all where it is None."""
-        left = set(wanted or ())
-        workload = self._workloads.get(low.workload)
-        for name, values in inputs.adversarial(self._definition, dict(low.axes), self._setup.seed, workload):
-            if wanted is None or name in wanted:
-                yield self._draft(name, low, values)
-                left.discard(name)
-                if wanted is not None and not left:
-                    return  # the next ones cost as much to make as to run
-
-    def _is_heavy(self, point: Point, heavy_terms: int) -> bool:
-        axes = dict(point.axes)
-        n = max(TERMS_OF_AN_ELEMENT, check.reduction_length(self._definition, axes, multi_affine=True))
-        shapes = (self._definition.shape_of(spec, axes) for spec in self._definition.outputs.values())
-        return n * sum(math.prod(shape or ()) for shape in shapes) >= heavy_terms
-
-    def _is_random(self, point: Point) -> bool:
-        """Return whether every floating-point input at ``point`` comes from the seed."""
-        workload = self._workloads.get(point.workload)
-        return workload is None or all(spec.type != "safetensors" for spec in workload.inputs.values())
-
-    def _draft(
-        self, name: str, point: Point, values: Mapping[str, Value], *, layout: str = "", independent: bool = False
-    ) -> _Draft:
-        """Place values in guarded buffers."""
-        residency = inputs.residency(self._definition)
-        make = buffers.LAYOUTS.get(layout, buffers.contiguous)
-        pristine: dict[str, Value] = {}
-        placed: dict[str, Buffer | Value] = {}
-        for key, value in values.items():
-            pristine[key] = value
-            large = isinstance(value, Tensor) and residency[key] == "cold" and value.nbytes > SMALL_BYTES
-            placed |= self._share(key, value, pristine) if large else place({key: value}, make)
-        label = ", ".join(filter(None, (name, layout)))
-        return _Draft(label, point, layout, pristine, placed, independent, oracle=name)
-
-    def _share(self, name: str, value: Value, pristine: dict[str, Value]) -> dict[str, Buffer | Value]:
-        """Return a large weight in a row-major buffer, and make it the pristine one: the same for all equal ones."""
-        assert isinstance(value, Tensor)
-        if name not in self._weights:
-            self._weights[name] = value, place({name: value})[name]
-        known, buffer = self._weights[name]
-        if value is not known and not torch.equal(value, known):
-            return place({name: value})
-        pristine[name] = known
-        return {name: buffer}
-
-    def _with_oracles(self, name: str, drafts: Sequence[_Draft], timeout_s: float) -> list[dict[str, Any]]:
+    def _with_oracles(self, name: str, drafts: Sequence[Draft], timeout_s: float) -> list[dict[str, Any]]:
         """Run reference and native in a child; keep the cases with the oracles that it wrote."""
         self._wide_weights.hold(drafts[0].inputs)
         memory = os.memfd_create("oracles")
 
         def work() -> list[Any]:
             reference = self._reference()
-            smallest = min(drafts, key=lambda draft: math.prod(size for _, size in draft.point.axes))
-            model = self._model or check.probe(self._definition, reference, smallest.inputs)
-            oracle = Oracle(self._definition, reference, model, self._wide_weights)
-            known: dict[tuple[Point, str], tuple[Expected, ...]] = {}
-            stored = []
-            for draft in drafts:
-                same = (draft.point, draft.oracle)
-                if same not in known:
-                    known[same] = oracle.expect(draft.inputs, dict(draft.point.axes), independent=draft.independent)
-                    stored.append([_store(memory, expected) for expected in known[same]])
-            natives = [self._native_agreement(draft, known[draft.point, draft.oracle]) for draft in drafts]
+            model = self._model or find_error_model(self._definition, reference, drafts)
+            oracles = expect_all(Oracle(self._definition, reference, model, self._wide_weights), drafts)
+            stored = [[_store(memory, expected) for expected in items] for items in oracles.values()]
+            natives = [native_agreement(self._definition, self._native, d, oracles[d.point, d.oracle]) for d in drafts]
             return [codec.to_plain(model), stored, natives]
 
         try:
@@ -272,21 +157,8 @@ class Zygote(Worker):
         oracles = {
             same: tuple(_load(mapped, item) for item in items) for same, items in zip(order, stored, strict=True)
         }
-        self._cases[name] = tuple(
-            Case(d.name, dict(d.point.axes), d.layout, d.inputs, d.placed, oracles[d.point, d.oracle]) for d in drafts
-        )
+        self._cases[name] = with_oracles(drafts, oracles)
         return list(natives)
-
-    def _native_agreement(self, draft: _Draft, expected: Sequence[Expected]) -> dict[str, Any]:
-        """Return how native by value agrees with the oracle."""
-        values = [value.clone() if isinstance(value, Tensor) else value for value in draft.inputs.values()]
-        result = {"case": draft.name, "point": str(draft.point), "status": Status.RUNTIME_ERROR, "message": ""}
-        try:
-            outputs = check.as_outputs(self._definition, self._native(*values))
-        except Exception:  # noqa: BLE001  native may raise what it likes; it is reported and keeps serving
-            return {**result, "message": traceback.format_exc(limit=-2)}
-        agreement = check.compare(self._definition, dict(draft.point.axes), outputs, expected)
-        return {**result, "status": agreement.status, "message": agreement.message}
 
     def _in_child(self, work: Callable[[], Any], timeout_s: float) -> Any:
         """Return what ``work`` returns in a fork that may use every thread.

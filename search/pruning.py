@@ -32,8 +32,15 @@ class Census:
 
 
 def census(space: Space) -> Census:
-    """Count ``space``; cost grows with the valid configs, not with the product of the choices."""
+    """Count ``space``; cost grows with the valid configs, not with the product of the choices.
+
+    Of a space with ``configs`` only these are counted.
+    """
     configs = ConfigSpace(space)
+    if space.configs is not None:
+        broken = [configs.broken(config) for config in space.configs]
+        messages = Counter(law.constraint.message for law in broken if law is not None)
+        return Census(space.template, len(broken), broken.count(None), tuple(messages.most_common()))
     sizes = [len(tunable.choices) for tunable in configs.tunables]
     rejected: Counter[str] = Counter()
 

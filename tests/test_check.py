@@ -340,6 +340,13 @@ def test_shape_dtype_and_number_of_outputs_are_judged_first() -> None:
     assert check.compare(bench.definition, bench.axes, [], expected).status is Status.INCORRECT_SHAPE
 
 
+def test_an_output_on_another_device_is_no_output() -> None:
+    bench = Bench(gemm(32, 64, "bfloat16"), 5)
+    elsewhere = bench.judge(lambda a, b: (a @ b.T).to("meta"))
+    assert elsewhere.status is Status.INCORRECT_DTYPE
+    assert elsewhere.message == "output C: device must be cpu, got meta"
+
+
 def test_integer_outputs_must_be_equal() -> None:
     definition = Definition.model_validate(
         {
@@ -398,25 +405,6 @@ def test_a_reference_of_another_form_is_bad_input() -> None:
         check.as_outputs(bench.definition, (torch.zeros(1), torch.zeros(1)))
     with pytest.raises(InputError, match=r"outputs.C: must be a tensor, got str"):
         check.as_outputs(bench.definition, "C")
-
-
-def test_the_reduction_is_what_inputs_have_and_outputs_have_not() -> None:
-    assert check.reduction_length(gemm(32, 640, "float32"), {"M": 5}, multi_affine=True) == 640
-    assert check.reduction_length(norm(512, "float32"), {"rows": 5}, multi_affine=True) == 1
-    assert check.reduction_length(norm(512, "float32"), {"rows": 5}, multi_affine=False) == 512
-
-
-def test_growth_is_highams_gamma_and_its_probabilistic_form() -> None:
-    u = 2.0**-24
-    assert check.growth(1000, u, independent=False) == pytest.approx(1000 * u / (1 - 1000 * u))
-    assert check.growth(10**6, u, independent=True) == pytest.approx(10.0 * 1000 * u, rel=1e-3)
-    with pytest.raises(InputError, match="needs length"):
-        check.growth(2**24, u, independent=False)
-
-
-@given(n=st.integers(1, 10**6))
-def test_the_probabilistic_bound_never_exceeds_the_certain_one(n: int) -> None:
-    assert 0 < check.growth(n, 2.0**-24, independent=True) <= check.growth(n, 2.0**-24, independent=False)
 
 
 @settings(max_examples=25, deadline=None)

@@ -72,6 +72,8 @@ def edited(tmp_path: Path, **changes: Any) -> Path:
         (("--split", "a,b,c"), "--split"),
         (("--jobs", "0"), "--jobs"),
         (("--backends", "tpu"), "unknown backend"),
+        (("--target", "tpu"), "--target"),
+        (("--target", "cuda:sm_1"), "cuda:sm_90a"),
         (("--native", "no.such.module"), "--native"),
         (("--workloads", "/no/such/file"), "/no/such/file"),
         (("--templates", "/no/such/dir"), "/no/such/dir"),
@@ -171,3 +173,25 @@ def test_explain_says_which_templates_match_a_definition_and_why_the_others_do_n
 
 def test_explain_refuses_what_is_neither_package_nor_definition(fibc: Fibc, tmp_path: Path) -> None:
     assert "must be" in refused(fibc("explain", tmp_path / "nothing"))
+
+
+def test_what_was_only_compiled_is_one_json_object_or_a_table(
+    fibc: Fibc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from simulation import Machine
+
+    Machine(tmp_path, lambda block, rows: 1.0).install(monkeypatch)
+    path = write_definition(tmp_path / "defs", (1, 2))
+    command = ("tune", path, "--out", tmp_path / "out", "--compile-only", "--target", "cpu")
+    done = fibc(*command, "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["templates"][0]["compiled"] == 6
+    done = fibc(*command)
+    assert done.returncode == 0
+    assert "toy/kernel         6       0         0" in done.stdout
+    assert f"store     {tmp_path / 'out' / 'fibc-compiled'}" in done.stdout
+    assert refused(fibc("tune", path, "--out", tmp_path / "out", "--compile-only")).startswith("fibc: --compile-only")
+
+
+def test_records_that_are_not_there_cannot_be_built(fibc: Fibc, tmp_path: Path) -> None:
+    assert "found none" in refused(fibc("build", tmp_path / "no.records", "--out", tmp_path / "out"))

@@ -19,6 +19,7 @@ EXPECTED = {
     "gemm": ("gemm_bf16_n4096_k4096", "bfloat16", 32),
     "gemm_f16": ("gemm_n4096_k4096", "float16", 32),
     "fused_add_rmsnorm": ("fused_add_rmsnorm_h4096", "bfloat16", 8),
+    "fused_add_rmsnorm_inplace": ("fused_add_rmsnorm_inplace_h4096", "bfloat16", 8),
     "rmsnorm": ("rmsnorm_h4096", "bfloat16", 10),
 }
 """Stem: name, dtype, number of recorded workloads."""
@@ -101,6 +102,20 @@ def test_a_norm_has_epsilon_1e_5_and_is_rounded_once(stem: str, scale: float) ->
 def test_a_reference_takes_an_empty_batch(stem: str) -> None:
     definition = load(stem)
     tensors = draw(definition, 0)
-    (spec,) = definition.outputs.values()
-    output = reference(definition)(*tensors.values())
-    assert tuple(output.shape) == definition.shape_of(spec, dict.fromkeys(definition.var_axes, 0))
+    result = reference(definition)(*tensors.values())
+    outputs = result if isinstance(result, tuple) else (result,)
+    for spec, output in zip(definition.outputs.values(), outputs, strict=True):
+        assert tuple(output.shape) == definition.shape_of(spec, dict.fromkeys(definition.var_axes, 0))
+
+
+def test_the_norm_in_place_writes_what_the_fused_norm_returns_and_the_sum() -> None:
+    definition, fresh = load("fused_add_rmsnorm_inplace"), load("fused_add_rmsnorm")
+    assert {name: definition.alias_of(name) for name in definition.outputs} == {
+        "normed": "hidden_states",
+        "total": "residual",
+    }
+    tensors = draw(definition, 5)
+    normed, total = reference(definition)(*tensors.values())
+    assert torch.equal(normed, reference(fresh)(*tensors.values()))
+    exact = tensors["hidden_states"].double() + tensors["residual"].double()
+    assert torch.equal(total, exact.float().to(torch.bfloat16))

@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from fibc.calls import Value, torch_dtype
 from fibc.errors import InputError
-from fibc.inputs import BLOCK_ELEMS, Input, adversarial, cold_copies, make, num_copies, residency, torch_dtype
+from fibc.inputs import BLOCK_ELEMS, MAX_COPIES, adversarial, cold_copies, make, num_copies, residency
 from fibc.schema.definition import Definition
 from fibc.schema.workload import InputSpec, RandomInput, SafetensorsInput, ScalarInput, Workload
 from fibc.structure import skewed_lengths, synthesise
@@ -74,7 +75,7 @@ PREFILL = definition(
 )
 
 
-def tensor(values: Mapping[str, Input], name: str) -> torch.Tensor:
+def tensor(values: Mapping[str, Value], name: str) -> torch.Tensor:
     value = values[name]
     assert isinstance(value, torch.Tensor)
     return value
@@ -84,7 +85,7 @@ def num_distinct(values: torch.Tensor) -> int:
     return len(set(values.flatten().tolist()))
 
 
-def same(first: Mapping[str, Input], second: Mapping[str, Input]) -> bool:
+def same(first: Mapping[str, Value], second: Mapping[str, Value]) -> bool:
     return all(
         torch.equal(value, tensor(second, name)) if isinstance(value, torch.Tensor) else value == second[name]
         for name, value in first.items()
@@ -435,6 +436,20 @@ def test_copies_exceed_four_caches_and_stay_within_a_quarter_of_the_memory() -> 
     assert num_copies(fused_add(), 32 * mib, 1024 * mib) == 1
 
 
+def test_copies_of_tiny_weights_are_limited_in_number() -> None:
+    contract = gemm(64, 64)  # 8 KiB
+    assert num_copies(contract, 60 << 20, 1 << 37) == MAX_COPIES
+
+
+def test_inputs_are_made_on_the_device_asked_for() -> None:
+    made = make(PREFILL, {"batch": 3, "len_indptr": 4, "total_q": 11, "num_kv_indices": 9, "num_pages": 20}, 0)
+    again = make(
+        PREFILL, {"batch": 3, "len_indptr": 4, "total_q": 11, "num_kv_indices": 9, "num_pages": 20}, 0, device="cpu"
+    )
+    assert same(made, again)
+    assert {tensor(again, name).device.type for name in ("q", "qo_indptr", "kv_indices")} == {"cpu"}
+
+
 def test_cold_copies_share_activations_and_nothing_of_the_weights() -> None:
     contract = gemm()
     values = make(contract, {"M": 3}, 0)
@@ -447,7 +462,7 @@ def test_cold_copies_share_activations_and_nothing_of_the_weights() -> None:
 # Adversarial values
 
 
-def cases_of(contract: Definition, axes: Mapping[str, int]) -> dict[str, dict[str, Input]]:
+def cases_of(contract: Definition, axes: Mapping[str, int]) -> dict[str, dict[str, Value]]:
     return dict(adversarial(contract, axes, seed=3))
 
 

@@ -165,3 +165,12 @@ def test_variants_are_sorted_by_symbol_and_carry_their_isa() -> None:
 def test_a_table_without_a_replacement_has_neither_variants_nor_regions(rows: list[Decision]) -> None:
     assert build_variants(rows, ARTIFACTS, CANDIDATES) == ()
     assert regions_of(rows) == ()
+
+
+def test_a_kernel_on_a_gpu_keeps_the_gil_because_a_call_only_enqueues_it() -> None:
+    candidate = Candidate("triton", "gemm/tile", (), "source", Target("cuda", "sm_90a"))
+    artifacts = {candidate.digest: Artifact("code", "", "", "fibc_code", 100, "", GUARDS)}
+    rows = [row(((1, 8),), candidate.digest, 5000.0)]
+    variants = build_variants(rows, artifacts, {candidate.digest: candidate})
+    assert [variant.release_gil for variant in variants] == [False]
+    assert [region.release_gil for region in lower(rows, variants, artifacts)] == [False]

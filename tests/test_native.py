@@ -172,10 +172,62 @@ def test_mixed_dtypes_have_their_reference_as_native() -> None:
     assert resolve(Definition.model_validate(mixed)).origin == "reference"
 
 
-def test_an_output_in_place_has_its_reference_as_native() -> None:
+def in_place_add_norm(*tags: str) -> Definition:
+    """The norm is written over ``x``, the sum over ``residual``."""
+    shapes = {"x": ["R", "H"], "residual": ["R", "H"], "weight": ["H"]}
+    outputs = {"normed": ["R", "H"], "total": ["R", "H"]}
+    text = ADD_NORM_REFERENCE.rstrip("\n") + ", values.to(residual.dtype)\n"
+    contract = document("rmsnorm", shapes, outputs, text, *tags)
+    contract["outputs"]["normed"]["param"], contract["outputs"]["total"]["param"] = "x", "residual"
+    return Definition.model_validate(contract)
+
+
+@pytest.mark.parametrize("origin", ["builtin", "fi_api"])
+def test_a_contract_in_place_has_a_native_in_place_that_allocates_nothing_it_returns(
+    package: Callable[[str, str], None], origin: str
+) -> None:
+    package("flashinfer.norm", FLASHINFER_NORM)
+    tags = ("fi_api:flashinfer.norm.fused_add_rmsnorm",) if origin == "fi_api" else ()
+    native = resolve(in_place_add_norm(*tags), target_kind="cuda")
+    assert native.origin == origin
+    x, residual, weight = torch.randn(3, 8), torch.randn(3, 8), torch.randn(8)
+    total = x + residual
+    results = functions_of(native)["call"](x, residual, weight)
+    assert results[0] is x and results[1] is residual
+    assert torch.equal(residual, total)
+    assert torch.equal(x, rms_norm(total, (8,), weight, 1e-6))
+
+
+def test_a_contract_in_place_of_another_form_has_its_reference_written_into_its_inputs() -> None:
     in_place = add_norm().to_json()
     in_place["outputs"]["y"]["param"] = "x"
-    assert resolve(Definition.model_validate(in_place)).origin == "reference"
+    native = resolve(Definition.model_validate(in_place))
+    assert native.origin == "reference"
+    x, residual, weight = torch.randn(3, 8), torch.randn(3, 8), torch.randn(8)
+    expected = rms_norm(x + residual, (8,), weight, 1e-6)
+    result = functions_of(native)["call"](x, residual, weight)
+    assert result is x
+    assert torch.allclose(x, expected, atol=1e-6)
+
+
+def test_of_several_outputs_only_those_in_place_are_written_into_inputs() -> None:
+    reference = "def call(x):\n    return x + 1, x + 2"
+    contract = document("other", {"x": ["R", "H"]}, {"y": ["R", "H"], "z": ["R", "H"]}, reference)
+    contract["outputs"]["z"]["param"] = "x"
+    x = torch.zeros(2, 8)
+    y, z = functions_of(resolve(Definition.model_validate(contract)))["call"](x)
+    assert z is x
+    assert y.unique().tolist() == [1.0]
+    assert x.unique().tolist() == [2.0]
+
+
+def test_a_tag_s_function_that_does_not_import_is_noted(package: Callable[[str, str], None]) -> None:
+    package("flashinfer.norm", "raise OSError('libcudart.so.13: cannot open shared object file')\n")
+    native = resolve(norm("fi_api:flashinfer.norm.rmsnorm"), target_kind="cuda")
+    assert native.origin == "builtin"
+    assert native.note == (
+        "flashinfer.norm.rmsnorm does not import here: got OSError: libcudart.so.13: cannot open shared object file"
+    )
 
 
 def test_names_that_would_hide_those_of_the_source_are_replaced() -> None:

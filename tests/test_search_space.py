@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -154,3 +155,33 @@ def test_a_constraint_that_compares_a_word_with_a_number_is_refused() -> None:
 def test_a_tunable_without_distinct_choices_is_refused(choices: tuple[int, ...]) -> None:
     with pytest.raises(SchemaError, match=r"^t: rows: needs distinct choices, at least one, got "):
         ConfigSpace(Space("t", (Tunable("rows", choices),), (), {}))
+
+
+def test_a_space_of_given_configs_holds_these_alone() -> None:
+    every = brute_force(TILE)
+    given_ones = (every[5], every[1], every[9])
+    broken = (("block_m", 16), ("block_n", 128), ("packed", False), ("order", "rows"))
+    held = ConfigSpace(replace(TILE, configs=(*given_ones, broken)))
+    assert tuple(held.configs()) == given_ones
+    assert held.default() == given_ones[0]
+    assert [config for config in every if held.holds(config)] == [every[1], every[5], every[9]]
+    rng = random.Random(0)
+    assert {held.draw(rng) for _ in range(50)} == set(given_ones)
+    assert list(held.near(every[1], rng)) in ([every[5], every[9]], [every[9], every[5]])
+    counted = census(replace(TILE, configs=(*given_ones, broken)))
+    assert (counted.total, counted.valid) == (4, 3)
+    assert counted.rejected == (("accumulators do not fit the registers", 1),)
+
+
+def test_given_configs_are_found_nearest_first() -> None:
+    space = Space("t", (Tunable("a", (1, 2, 3, 4)), Tunable("b", (1, 2, 3, 4))), (), {})
+    far, one_off, two_off = ((("a", a), ("b", b)) for a, b in ((4, 4), (1, 2), (1, 3)))
+    held = ConfigSpace(replace(space, configs=(far, two_off, one_off)))
+    assert list(held.near((("a", 1), ("b", 1)), random.Random(0))) == [one_off, two_off, far]
+
+
+@given(spaces(), st.integers(0, 2**32 - 1))
+def test_a_draw_is_valid_where_anything_is(space: Space, seed: int) -> None:
+    drawn = ConfigSpace(space).draw(random.Random(seed))
+    every = brute_force(space)
+    assert drawn in every if every else drawn is None

@@ -1,4 +1,4 @@
-"""What a worker does inside its process: messages, guarded buffers, validation and paired timings."""
+"""What a worker does inside its process: messages and paired timings."""
 
 from __future__ import annotations
 
@@ -9,20 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
-from fibc import buffers, check, inputs
-from fibc.check import Oracle, Weights
+from fibc import inputs
 from fibc.rpc import Channel, ChannelClosedError
-from fibc.schema.candidate import Guards, TensorGuard
 from fibc.schema.definition import Definition
-from fibc.schema.evaluation import Status
 from fibc.schema.feature import Point
 from fibc.timing import NativeFailedError, Side, Timer
-from fibc.validation import Case, Judge, Validation, place, same_bits
 from fibc.worker import load_text
 
 # Messages -------------------------------------------------------------------------------------------------------------
@@ -76,183 +69,6 @@ def test_a_long_message_does_not_block_its_sender_for_good() -> None:
     right.close()
 
 
-# Buffers --------------------------------------------------------------------------------------------------------------
-
-SHAPES = st.lists(st.integers(0, 5), min_size=0, max_size=3).map(tuple)
-DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.int64, torch.bool])
-LAYOUTS = st.sampled_from([buffers.contiguous, *buffers.LAYOUTS.values()])
-
-
-@given(shape=SHAPES, dtype=DTYPES, layout=LAYOUTS, byte=st.integers(0), at_end=st.booleans())
-def test_any_byte_outside_of_a_tensor_is_guarded(
-    shape: tuple[int, ...], dtype: torch.dtype, layout: Callable[..., buffers.Buffer], byte: int, at_end: bool
-) -> None:
-    buffer = layout(shape, dtype)
-    assert buffer.tensor.shape == shape
-    assert buffer.tensor.dtype == dtype
-    assert buffer.intact()
-    buffer.poison()
-    buffer.tensor.copy_(torch.ones(shape, dtype=dtype))
-    assert buffer.intact()
-    inside = torch.zeros_like(buffer.storage)
-    size = dtype.itemsize
-    for index in (
-        torch.cartesian_prod(*(torch.arange(n) for n in shape)).reshape(-1, len(shape)).tolist() if shape else [[]]
-    ):
-        first = buffer.tensor.storage_offset() + sum(i * s for i, s in zip(index, buffer.tensor.stride(), strict=True))
-        inside[first * size : (first + 1) * size] = 1
-    outside = (inside == 0).nonzero().flatten()
-    near = outside[(outside - buffers.GUARD_BYTES).abs() < 200] if at_end else outside
-    chosen = int(near[byte % len(near)])
-    buffer.storage[chosen] ^= 1
-    assert not buffer.intact()
-
-
-def test_poison_is_what_no_right_output_holds() -> None:
-    floats = buffers.contiguous((4, 4), torch.bfloat16)
-    floats.poison()
-    assert bool(floats.tensor.isnan().all())
-    floats.poison(finite=True)
-    assert bool(floats.tensor.isfinite().all())
-    assert float(floats.tensor.float().abs().min()) > 1e6
-    integers = buffers.contiguous((4,), torch.int32)
-    integers.poison()
-    assert integers.tensor.tolist() == [0x7F7F7F7F] * 4
-
-
-@pytest.mark.parametrize(
-    ("layout", "contiguous", "rows"),
-    [("row-sliced", False, True), ("offset", True, True), ("transposed", False, False), ("degenerate", True, True)],
-)
-def test_guards_refuse_the_layouts_that_they_exclude(layout: str, contiguous: bool, rows: bool) -> None:
-    tensor = buffers.LAYOUTS[layout]((5, 8), torch.float32).tensor
-    assert (buffers.refused(TensorGuard("contiguous"), 2**31, tensor) is None) == contiguous
-    assert (buffers.refused(TensorGuard("rows"), 2**31, tensor) is None) == rows
-    assert buffers.refused(TensorGuard("any"), 2**31, tensor) is None
-
-
-def test_guards_refuse_misaligned_addresses_and_far_offsets_and_ignore_strides_of_size_one() -> None:
-    shifted = buffers.offset((4, 8), torch.bfloat16).tensor
-    assert buffers.refused(TensorGuard(alignment_bytes=16), 2**31, shifted) == "must be aligned to 16 bytes"
-    assert buffers.refused(TensorGuard(alignment_bytes=2), 2**31, shifted) is None
-    assert buffers.refused(TensorGuard(), 30, shifted) == "offsets must be at most 30 elements, has 31"
-    assert buffers.refused(TensorGuard(), 31, shifted) is None
-    one_row = torch.zeros(100).as_strided((1, 8), (0, 1))
-    assert buffers.refused(TensorGuard(), 2**31, one_row) is None
-    assert buffers.degenerate((1, 8), torch.float32).tensor.stride() == (7, 1)
-
-
-# Validation -----------------------------------------------------------------------------------------------------------
-
-
-def contract(*, in_place: bool = False) -> Definition:
-    output = {"shape": ["rows", "columns"], "dtype": "float32"}
-    return Definition.model_validate(
-        {
-            "name": "doubled",
-            "op_type": "elementwise",
-            "axes": {"rows": {"type": "var"}, "columns": {"type": "const", "value": 16}},
-            "inputs": {"x": {"shape": ["rows", "columns"], "dtype": "float32"}},
-            "outputs": {"y": {**output, "param": "x"} if in_place else output},
-            "reference": "def run(x):\n    return x + x\n",
-        }
-    )
-
-
-class Kernel:
-    """A kernel in Python: ``write(x, y)``; by value it allocates, or writes in place."""
-
-    def __init__(self, write: Callable[[Tensor, Tensor], None], *, in_place: bool = False) -> None:
-        self.write = write
-        self.in_place = in_place
-        self.num_calls = 0
-
-    def run_out(self, x: Tensor, y: Tensor) -> None:
-        self.num_calls += 1
-        self.write(x, y)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        y = x if self.in_place else torch.empty_like(x, memory_format=torch.contiguous_format)
-        self.run_out(x, y)
-        return y
-
-
-def judge(kernel: Kernel, *, layout: str = "", guard: TensorGuard | None = None, in_place: bool = False) -> Validation:
-    definition = contract(in_place=in_place)
-    axes = {"rows": 3}
-    values = inputs.make(definition, axes, 0)
-    reference = load_text("reference", definition.reference).run
-    oracle = Oracle(definition, reference, check.probe(definition, reference, values), Weights(definition))
-    placed = place(values, buffers.LAYOUTS.get(layout, buffers.contiguous))
-    expected = oracle.expect(values, axes, independent=True)
-    case = Case("dense", axes, layout, values, placed, expected)
-    chosen = guard or TensorGuard()
-    judged = Judge(definition, definition.call_spec(), kernel, Guards((chosen,), (chosen,)))
-    return judged.judge(case) or judged.finish()
-
-
-def double(x: Tensor, y: Tensor) -> None:
-    y.copy_(x + x)
-
-
-def test_a_right_kernel_passes_with_outputs_in_every_layout_that_its_guards_take() -> None:
-    for layout in ("", *buffers.LAYOUTS):
-        outcome = judge(Kernel(double), layout=layout, guard=TensorGuard("any"))
-        assert outcome.status is Status.PASSED, outcome.message
-        assert outcome.correctness is not None
-        assert (outcome.correctness.num_cases, outcome.num_refused) == (1, 0)
-
-
-def test_an_input_that_breaks_a_guard_is_never_given_to_the_kernel() -> None:
-    kernel = Kernel(double)
-    outcome = judge(kernel, layout="transposed")
-    assert outcome.status is Status.PASSED
-    assert kernel.num_calls == 0
-    assert outcome.num_refused == 1
-
-
-def test_an_operator_in_place_starts_from_pristine_inputs_each_time() -> None:
-    outcome = judge(Kernel(double, in_place=True), in_place=True)
-    assert outcome.status is Status.PASSED, outcome.message
-    assert outcome.correctness is not None
-    assert outcome.correctness.deterministic
-    assert judge(Kernel(lambda x, y: None, in_place=True), in_place=True).status is Status.INCORRECT_NUMERICAL
-
-
-def test_a_kernel_that_writes_between_rows_is_caught() -> None:
-    def dense_rows(x: Tensor, y: Tensor) -> None:
-        double(x, y)
-        y.as_strided((1,), (1,), y.storage_offset() + y.shape[1]).fill_(1.0)
-
-    outcome = judge(Kernel(dense_rows), layout="row-sliced", guard=TensorGuard("any"))
-    assert outcome.status is Status.INCORRECT_NUMERICAL
-    assert "bytes outside of the tensor" in outcome.message
-
-
-def test_a_result_by_value_of_another_form_is_caught() -> None:
-    class Wide(Kernel):
-        def __call__(self, x: Tensor) -> Tensor:
-            return super().__call__(x).double()
-
-    assert judge(Wide(double)).status is Status.INCORRECT_DTYPE
-
-
-def test_a_result_by_value_that_is_left_over_memory_is_caught() -> None:
-    class Lazy(Kernel):
-        def __call__(self, x: Tensor) -> Tensor:
-            return torch.empty_like(x)
-
-    assert judge(Lazy(double)).status is Status.INCORRECT_NUMERICAL
-
-
-def test_same_bits_tells_zeros_apart_and_knows_a_nan_again() -> None:
-    nan = torch.tensor([float("nan"), 0.0])
-    assert same_bits(nan, nan.clone())
-    assert not same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
-    assert not same_bits(torch.zeros(2), torch.zeros(2, dtype=torch.float64))
-    assert not same_bits(torch.zeros(2), torch.zeros(3))
-
-
 # Timing ---------------------------------------------------------------------------------------------------------------
 
 GEMM = Definition.model_validate(
@@ -273,7 +89,7 @@ class FakeHarness:
     def __init__(self) -> None:
         self.timed: list[tuple[str, int, list[tuple[int, int]]]] = []
 
-    def bind(self, library_path: str, symbol: str, spec: bytes) -> Any:
+    def bind(self, library_path: str, symbol: str, spec: bytes, device: str = "cpu") -> Any:
         raise NotImplementedError
 
     def set_num_threads(self, num_threads: int) -> None:

@@ -103,18 +103,61 @@ def _from_file(option: str) -> NativeSource:
 
 
 def _probe(option: str, source: str) -> None:
+    problem = _import_problem(source)
+    if problem is not None:
+        raise InputError(f"--native {option}: must import and be callable, {problem} (the module has to stand alone)")
+
+
+def _import_problem(source: str) -> str | None:
     """Import ``source`` in a child: what a user names may compile, print, hang or crash when it is imported."""
     request = json.dumps({"source": source, "path": [entry or str(Path.cwd()) for entry in sys.path]})
     done = run([sys.executable, "-c", _PROBE], timeout_s=PROBE_TIMEOUT_S, stdin=request.encode())
     if done.timed_out:
-        raise InputError(f"--native {option}: must import within {PROBE_TIMEOUT_S:.0f} s, and did not")
+        return f"took longer than {PROBE_TIMEOUT_S:.0f} s"
     if done.returncode != 0:
         tail = (done.stderr_tail.strip().splitlines() or [f"the process ended with status {done.returncode}"])[-1]
-        raise InputError(f"--native {option}: must import and be callable, got {tail} (the module has to stand alone)")
+        return f"got {tail}"
+    return None
 
 
 def _top_level_functions(tree: ast.Module) -> set[str]:
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+# Forms ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Form:
+    """Shapes of a contract's tensors, all of one dtype.
+
+    A shape is a string of letters, one per axis; equal letters are one axis, different letters different ones.
+
+    Attributes:
+        in_place: For each output the index of the input that it is written into; empty where all are new.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    in_place: tuple[int, ...] = ()
+
+    def matches(self, definition: Definition) -> bool:
+        """Return whether the contract is of this form."""
+        names = tuple(definition.inputs)
+        targets = tuple(spec.param for spec in definition.outputs.values())
+        wanted = tuple(names[index] for index in self.in_place if index < len(names)) or (None,) * len(self.outputs)
+        tensors = (*definition.inputs.values(), *definition.outputs.values())
+        if targets != wanted or len(names) != len(self.inputs):
+            return False
+        if any(spec.optional or spec.dtype != tensors[0].dtype for spec in tensors):
+            return False
+        bound: dict[str, str] = {}
+        for spec, letters in zip(tensors, (*self.inputs, *self.outputs), strict=True):
+            if spec.shape is None or len(spec.shape) != len(letters):
+                return False
+            if any(bound.setdefault(letter, axis) != axis for letter, axis in zip(letters, spec.shape, strict=True)):
+                return False
+        return len(set(bound.values())) == len(bound)
 
 
 # The contract's tag ---------------------------------------------------------------------------------------------------
@@ -125,11 +168,11 @@ class Adapter:
     """How a function of a library is called for a contract.
 
     Attributes:
-        form: Shapes of inputs and outputs that it serves, see ``_matches``.
+        form: Inputs and outputs that it serves.
         text: Makes the source from the argument names and the epsilon.
     """
 
-    form: tuple[tuple[str, ...], tuple[str, ...]]
+    form: Form
     text: Callable[[Sequence[str], float], str]
 
 
@@ -165,9 +208,23 @@ def call_out({x}, {residual}, {weight}, {output}):
 """
 
 
-ADAPTERS: dict[str, Adapter] = {
-    "flashinfer.norm.rmsnorm": Adapter((("RH", "H"), ("RH",)), _flashinfer_rmsnorm),
-    "flashinfer.norm.fused_add_rmsnorm": Adapter((("RH", "RH", "H"), ("RH",)), _flashinfer_fused_add_rmsnorm),
+def _flashinfer_fused_add_rmsnorm_in_place(names: Sequence[str], eps: float) -> str:
+    x, residual, weight, *_ = names
+    return f"""import flashinfer.norm
+
+
+def call({x}, {residual}, {weight}):
+    flashinfer.norm.fused_add_rmsnorm({x}, {residual}, {weight}, eps={eps!r})
+    return {x}, {residual}
+"""
+
+
+ADAPTERS: dict[str, tuple[Adapter, ...]] = {
+    "flashinfer.norm.rmsnorm": (Adapter(Form(("RH", "H"), ("RH",)), _flashinfer_rmsnorm),),
+    "flashinfer.norm.fused_add_rmsnorm": (
+        Adapter(Form(("RH", "RH", "H"), ("RH",)), _flashinfer_fused_add_rmsnorm),
+        Adapter(Form(("RH", "RH", "H"), ("RH", "RH"), in_place=(0, 1)), _flashinfer_fused_add_rmsnorm_in_place),
+    ),
 }
 """Library functions whose calling convention is known, by the path in a ``fi_api:`` tag."""
 
@@ -182,14 +239,18 @@ def _from_tag(definition: Definition, target_kind: str) -> tuple[_Found | None, 
         elif target_kind == "cpu" and package in CUDA_ONLY_PACKAGES:
             notes.append(f"{path} needs a GPU")
         else:
-            adapter = ADAPTERS.get(path)
+            adapter = next((item for item in ADAPTERS.get(path, ()) if item.form.matches(definition)), None)
             eps = epsilon(definition)
-            if adapter is None or eps is None or not _matches(definition, adapter.form):
+            if adapter is None or eps is None:
                 raise InputError(
                     f"{definition.name}: tags: {_TAG}{path}: must be called in a known way, got a contract or function "
                     f"that no adapter knows (accepted: {', '.join(ADAPTERS)}; or {REMEDY})"
                 )
-            return (path, adapter.text(_argument_names(definition), eps), "fi_api"), notes
+            source = adapter.text(_argument_names(definition), eps)
+            problem = _import_problem(source)
+            if problem is None:
+                return (path, source, "fi_api"), notes
+            notes.append(f"{path} does not import here: {problem}")
     return None, notes
 
 
@@ -209,14 +270,14 @@ class Builtin:
 
     Attributes:
         op_type: As the contract has it.
-        form: Shapes of inputs and outputs, see ``_matches``.
+        form: Inputs and outputs.
         name: With ``{0}``, ``{1}`` for the names of inputs.
         text: Makes the source from the argument names and the epsilon, which is NaN where it is not needed.
         needs_epsilon: The reference has to state one.
     """
 
     op_type: str
-    form: tuple[tuple[str, ...], tuple[str, ...]]
+    form: Form
     name: str
     text: Callable[[Sequence[str], float], str]
     needs_epsilon: bool = False
@@ -256,14 +317,33 @@ def call({x}, {residual}, {weight}):
 """
 
 
+def _fused_add_rmsnorm_in_place(names: Sequence[str], eps: float) -> str:
+    x, residual, weight, *_ = names
+    return f"""from torch.nn.functional import rms_norm
+
+
+def call({x}, {residual}, {weight}):
+    {residual}.add_({x})
+    {x}.copy_(rms_norm({residual}, {weight}.shape, {weight}, {eps!r}))
+    return {x}, {residual}
+"""
+
+
 BUILTINS: tuple[Builtin, ...] = (
-    Builtin("gemm", (("MK", "NK"), ("MN",)), "torch.matmul({0}, {1}.T)", _gemm),
-    Builtin("rmsnorm", (("RH", "H"), ("RH",)), "F.rms_norm({0}, weight={1})", _rmsnorm, needs_epsilon=True),
+    Builtin("gemm", Form(("MK", "NK"), ("MN",)), "torch.matmul({0}, {1}.T)", _gemm),
+    Builtin("rmsnorm", Form(("RH", "H"), ("RH",)), "F.rms_norm({0}, weight={1})", _rmsnorm, needs_epsilon=True),
     Builtin(
         "rmsnorm",
-        (("RH", "RH", "H"), ("RH",)),
+        Form(("RH", "RH", "H"), ("RH",)),
         "F.rms_norm({0} + {1}, weight={2})",
         _fused_add_rmsnorm,
+        needs_epsilon=True,
+    ),
+    Builtin(
+        "rmsnorm",
+        Form(("RH", "RH", "H"), ("RH", "RH"), in_place=(0, 1)),
+        "F.rms_norm({1}.add_({0}), weight={2})",
+        _fused_add_rmsnorm_in_place,
         needs_epsilon=True,
     ),
 )
@@ -273,7 +353,7 @@ BUILTINS: tuple[Builtin, ...] = (
 def _from_builtins(definition: Definition) -> tuple[_Found | None, list[str]]:
     notes: list[str] = []
     for builtin in BUILTINS:
-        if builtin.op_type != definition.op_type or not _matches(definition, builtin.form):
+        if builtin.op_type != definition.op_type or not builtin.form.matches(definition):
             continue
         eps = epsilon(definition)
         name = builtin.name.format(*definition.inputs)
@@ -289,7 +369,31 @@ def _from_builtins(definition: Definition) -> tuple[_Found | None, list[str]]:
 
 
 def _from_reference(definition: Definition) -> _Found:
-    return "reference", _with_entry(definition.reference, definition.entry_point), "reference"
+    """A reference returns new outputs; where the contract writes into inputs, that is done after it."""
+    targets = [spec.param for spec in definition.outputs.values()]
+    if not any(target in definition.inputs for target in targets):
+        return "reference", _with_entry(definition.reference, definition.entry_point), "reference"
+    names = _argument_names(definition)
+    inputs = dict(zip(definition.inputs, names, strict=False))
+    results = [inputs.get(target or "", f"results[{index}]") for index, target in enumerate(targets)]
+    written = [
+        f"    {inputs[target]}.copy_(results[{index}])" for index, target in enumerate(targets) if target in inputs
+    ]
+    lines = [
+        definition.reference.rstrip("\n"),
+        "",
+        "",
+        f"reference = {definition.entry_point}",
+        "",
+        "",
+        f"def call({', '.join(inputs.values())}):",
+        f"    results = reference({', '.join(inputs.values())})",
+        "    results = results if isinstance(results, (tuple, list)) else (results,)",
+        *written,
+        f"    return {', '.join(results)}",
+        "",
+    ]
+    return "reference", "\n".join(lines), "reference"
 
 
 def _with_entry(text: str, function: str) -> str:
@@ -298,31 +402,12 @@ def _with_entry(text: str, function: str) -> str:
     return body if function == "call" else f"{body}\n\ncall = {function}\n"
 
 
-# Matching -------------------------------------------------------------------------------------------------------------
+# Names ----------------------------------------------------------------------------------------------------------------
 
 
-def _matches(definition: Definition, form: tuple[tuple[str, ...], tuple[str, ...]]) -> bool:
-    """Return whether the contract's tensors have the shapes of ``form``, one dtype, and no output written in place.
-
-    A shape is a string of letters, one per axis; equal letters are one axis, different letters different ones.
-    """
-    groups = (tuple(definition.inputs.values()), tuple(definition.outputs.values()))
-    tensors = groups[0] + groups[1]
-    if any(spec.param is not None or spec.optional or spec.dtype != tensors[0].dtype for spec in tensors):
-        return False
-    bound: dict[str, str] = {}
-    for specs, shapes in zip(groups, form, strict=True):
-        if len(specs) != len(shapes):
-            return False
-        for spec, letters in zip(specs, shapes, strict=True):
-            if spec.shape is None or len(spec.shape) != len(letters):
-                return False
-            if any(bound.setdefault(letter, axis) != axis for letter, axis in zip(letters, spec.shape, strict=True)):
-                return False
-    return len(set(bound.values())) == len(bound)
-
-
-_RESERVED = frozenset({"torch", "rms_norm", "flashinfer", "call", "call_out", "normed", "added"})
+_RESERVED = frozenset(
+    {"torch", "rms_norm", "flashinfer", "call", "call_out", "normed", "added", "results", "reference"}
+)
 """Names that the sources above use themselves."""
 
 

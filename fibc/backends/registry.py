@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fibc.backends.base import Backend
 from fibc.backends.cpu import CpuBackend
+from fibc.backends.cublaslt import CublasLtBackend
+from fibc.backends.cutlass import CutlassBackend
+from fibc.backends.triton import TritonBackend
 from fibc.cache import Cache
 from fibc.environment import Environment
 from fibc.errors import InputError
 
-NAMES = ("cpu",)
+NAMES: Mapping[str, tuple[str, ...]] = {"cpu": ("cpu",), "cuda": ("triton", "cutlass", "cublaslt")}
+"""Backends by the kind of target that they serve."""
+
+DEFAULTS: Mapping[str, tuple[str, ...]] = {"cpu": ("cpu",), "cuda": ("triton",)}
+"""What is searched unless ``--backends`` says so. A CUTLASS kernel compiles for up to a minute, a Triton one in a
+second; neither CUTLASS nor cuBLASLt candidates have been measured yet."""
 
 
 def make_backends(
@@ -23,7 +31,26 @@ def make_backends(
         InputError: If a name is unknown.
         SchemaError: If a template is malformed.
     """
-    unknown = [name for name in names if name not in NAMES]
+
+    def triton() -> Backend:
+        if environment.gpu is None:
+            return TritonBackend(cache, templates)
+        held = environment.gpu.validity
+        return TritonBackend(cache, templates, arch_name=held.arch, num_sms=held.num_sms, l2_bytes=held.l2_bytes)
+
+    def cutlass() -> Backend:
+        if environment.gpu is None:
+            return CutlassBackend(cache, templates)
+        held = environment.gpu.validity
+        return CutlassBackend(cache, templates, arch_name=held.arch, num_sms=held.num_sms, l2_bytes=held.l2_bytes)
+
+    makers: dict[str, Callable[[], Backend]] = {
+        "cpu": lambda: CpuBackend(environment, cache, templates),
+        "triton": triton,
+        "cutlass": cutlass,
+        "cublaslt": lambda: CublasLtBackend(environment, cache, templates),
+    }
+    unknown = [name for name in names if name not in makers]
     if unknown:
-        raise InputError(f"--backends: unknown backend, got {', '.join(unknown)} (accepted: {', '.join(NAMES)})")
-    return tuple(CpuBackend(environment, cache, templates) for _ in dict.fromkeys(names))
+        raise InputError(f"--backends: unknown backend, got {', '.join(unknown)} (accepted: {', '.join(makers)})")
+    return tuple(makers[name]() for name in dict.fromkeys(names))

@@ -58,3 +58,73 @@ class TuneResult:
     partial: bool = False
     interrupted: bool = False
     plan: Mapping[str, int | float | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CompiledTemplate:
+    """What became of a template's configs in a run that only compiles.
+
+    Attributes:
+        compiled: In the store, from this run or an earlier one.
+        failed: Did not compile, or need more than the target has.
+        left_out: Planned and not kept, see ``CompileResult.left_out``.
+        num_bytes: Of those in the store.
+    """
+
+    template: str
+    compiled: int
+    failed: int
+    left_out: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class CompileResult:
+    """The outcome of a run that only compiles, printable and JSON-able.
+
+    Attributes:
+        store: Directory to take to where it is measured.
+        num_keys: Keys that the configs were chosen for.
+        templates: Sorted by name.
+        failures: Why configs did not compile, with how many did not for that reason; most first.
+        left_out: Why configs were planned and not kept, with how many were not.
+        mismatches: Templates that do not serve the definition, each with its reason.
+        num_new: Compiled by this run; the others were there.
+    """
+
+    definition: str
+    target: str
+    store: str
+    num_keys: int
+    templates: tuple[CompiledTemplate, ...]
+    failures: tuple[tuple[str, int], ...]
+    left_out: tuple[tuple[str, int], ...]
+    mismatches: tuple[tuple[str, str], ...]
+    num_new: int
+    duration_s: float
+    notes: tuple[str, ...] = ()
+    interrupted: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(item.num_bytes for item in self.templates)
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """The outcome of making a module again from its records.
+
+    Attributes:
+        module: Name to import.
+        package: Its directory.
+        kernels: Each variant's symbol, with where its object comes from.
+        notes: What the module says when it is imported here: why every call goes native, where that is so.
+    """
+
+    definition: str
+    module: str
+    package: str
+    target: str
+    table: DispatchTable
+    kernels: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]

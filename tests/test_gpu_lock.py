@@ -1,0 +1,164 @@
+"""One run at a time measures on a physical GPU, whichever user and process it belongs to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from fibc import gpu_lock
+from fibc.errors import EvaluationError, InputError
+from fibc.gpu_lock import lock_gpu
+
+UUID = "GPU-00112233-4455-6677-8899-aabbccddeeff"
+
+OWNER = """
+import subprocess, sys
+from pathlib import Path
+from fibc.gpu_lock import lock_gpu
+with lock_gpu(sys.argv[2], wait_s=0, say=print, directories=(Path(sys.argv[1]),)):
+    child = subprocess.Popen([sys.executable, "-S", "-c", "import signal; signal.pause()"], stdout=subprocess.DEVNULL)
+    print(child.pid, flush=True)
+    input()
+"""
+
+
+def never(text: str) -> None:
+    pytest.fail(f"nothing to wait for, but said: {text}")
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    tmp_path.chmod(0o1777)
+    return tmp_path
+
+
+def start_owner(directory: Path, uuid: str = UUID) -> tuple[subprocess.Popen[str], int]:
+    """Start a process that holds the lock, with a child that outlives it, and return both."""
+    command = [sys.executable, "-c", OWNER, str(directory), uuid]
+    owner = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    return owner, int(owner.stdout.readline())
+
+
+def end(owner: subprocess.Popen[str], child: int) -> None:
+    held_open = os.pidfd_open(child)
+    owner.kill()
+    owner.wait()
+    for stream in (owner.stdin, owner.stdout):
+        assert stream is not None
+        stream.close()
+    signal.pidfd_send_signal(held_open, signal.SIGKILL)
+    os.close(held_open)
+
+
+def test_a_second_run_is_refused_and_told_what_to_do(shared: Path) -> None:
+    owner, child = start_owner(shared)
+    try:
+        with (
+            pytest.raises(InputError, match=rf"gpu {UUID}: another run measures there \(wait until"),
+            lock_gpu(UUID, wait_s=0, say=never, directories=(shared,)),
+        ):
+            pytest.fail("two runs at once")
+        with lock_gpu("GPU-other", wait_s=0, say=never, directories=(shared,)):
+            pass  # another GPU is free
+    finally:
+        end(owner, child)
+
+
+def test_the_lock_dies_with_its_owner_even_where_the_owners_child_lives_on(shared: Path) -> None:
+    owner, child = start_owner(shared)
+    owner.kill()
+    owner.wait()
+    with lock_gpu(UUID, wait_s=0, say=never, directories=(shared,)):
+        pass
+    end(owner, child)
+
+
+def test_a_second_run_says_that_it_waits_and_goes_on_when_the_first_ends(shared: Path) -> None:
+    first_may_end, first_holds = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with lock_gpu(UUID, wait_s=0, say=never, directories=(shared,)):
+            first_holds.set()
+            first_may_end.wait()
+
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        first_may_end.set()
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    try:
+        first_holds.wait()
+        with lock_gpu(UUID, wait_s=60, say=say, directories=(shared,)):
+            pass
+    finally:
+        first_may_end.set()
+        thread.join()
+    assert said == [f"gpu {UUID}: another run measures there; waiting up to 60 s for it"]
+
+
+def test_every_user_can_open_the_file_and_nobody_needs_to_own_it(shared: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        with lock_gpu(UUID, wait_s=0, say=never, directories=(shared,)):
+            pass
+    finally:
+        os.umask(before)
+    (file,) = shared.iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o444
+    file.chmod(0o400)
+    with lock_gpu(UUID, wait_s=0, say=never, directories=(shared,)):
+        pass
+    assert stat.S_IMODE(file.stat().st_mode) == 0o400  # it was opened as it is, not made anew
+
+
+def test_a_file_that_is_removed_while_it_is_locked_does_not_lock(shared: Path) -> None:
+    handle = gpu_lock._open(shared / "x.lock")
+    (shared / "x.lock").unlink()
+    assert gpu_lock._try(shared / "x.lock") is not None
+    os.close(handle)
+
+
+def test_a_symbolic_link_in_the_shared_directory_is_not_followed(shared: Path, tmp_path: Path) -> None:
+    (shared / f"fibc-{UUID}.lock").symlink_to(tmp_path / "victim")
+    with (
+        pytest.raises(EvaluationError, match="must be a file that can be read"),
+        lock_gpu(UUID, wait_s=0, say=never, directories=(shared,)),
+    ):
+        pytest.fail("followed")
+    assert not (tmp_path / "victim").exists()
+
+
+def test_a_directory_that_is_not_everybodys_is_passed_over(shared: Path) -> None:
+    private = shared / "private"
+    private.mkdir(mode=0o755)
+    with lock_gpu(UUID, wait_s=0, say=never, directories=(shared / "absent", private, shared)):
+        assert [path.name for path in shared.iterdir() if path.is_file()] == [f"fibc-{UUID}.lock"]
+    with (
+        pytest.raises(EvaluationError, match="mode 1777"),
+        lock_gpu(UUID, wait_s=0, say=never, directories=(private,)),
+    ):
+        pytest.fail("locked where others cannot")
+
+
+def test_an_error_inside_releases_the_lock(shared: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt), lock_gpu(UUID, wait_s=0, say=never, directories=(shared,)):
+            raise KeyboardInterrupt
+
+
+def test_the_directories_of_this_machine_hold_a_lock() -> None:
+    uuid = f"GPU-test-{os.getpid()}"
+    with lock_gpu(uuid, wait_s=0, say=never):
+        (path,) = [p for d in gpu_lock.DIRECTORIES if (p := d / f"fibc-{uuid}.lock").exists()]
+    path.unlink()
