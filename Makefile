@@ -7,7 +7,8 @@ JOBS ?= 2
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: setup tune test check test-newest-triton lint types imports format clean bench-quality bench-dispatch bench-coverage referee
+.PHONY: setup tune test check test-newest-triton lint types imports format clean bench-quality bench-dispatch \
+	bench-coverage referee bench-gpu bench-gpu-merge gpu-wheels
 
 setup: $(STAMP)
 
@@ -60,6 +61,19 @@ bench-coverage: setup
 TARGET ?= cpu
 referee: setup
 	$(PY) benchmarks/referee.py --target $(TARGET)
+
+# One part of the GPU benchmarks: make bench-gpu PART=suite-4096x4096 OPTIONS="--budget-s 300". Without network
+# benchmarks/gpu/on_machine.sh does the same with wheels that `make gpu-wheels PYTHON=3.12` downloaded.
+PART ?=
+OPTIONS ?=
+bench-gpu: setup
+	$(PY) benchmarks/gpu/run.py $(PART) $(OPTIONS)
+
+bench-gpu-merge: setup
+	$(PY) benchmarks/gpu/merge.py build/gpu/results
+
+gpu-wheels:
+	benchmarks/gpu/wheels.sh $(PYTHON)
 
 clean:
 	rm -rf $(VENV) .triton-newest build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

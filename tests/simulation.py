@@ -221,7 +221,6 @@ class SimulatedEvaluator:
     def _bench(self, arms: Sequence[Arm], keys: Sequence[FeatureKey]) -> SimulatedBench:
         points = {str(key): key.points for key in keys}
         speedups = [
-            self._machine.speedup(self._blocks[arm.candidate], dict(points[arm.key][arm.point].axes)["rows"])
-            for arm in arms
+            self._machine.speedup(self._blocks[arm.candidate], points[arm.key][arm.point].axes[0][1]) for arm in arms
         ]
         return SimulatedBench(QUIET, arms, speedups, next(self._seeds))

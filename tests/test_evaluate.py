@@ -294,3 +294,20 @@ def test_a_native_that_raises_is_nobodys_candidates_fault(library: Path) -> None
         assert trial.status is Status.PASSED
         with pytest.raises(EvaluationError, match="native is broken"):
             trial.session.pair(0, True)
+
+
+def test_python_source_is_timed_beside_native_like_a_candidate_and_need_not_repeat_bit_by_bit(
+    shared: Evaluator,
+) -> None:
+    source = "import itertools\ncount = itertools.count()\ndef call(x):\n    return x * 2 * (1 + next(count) * 1e-9)\n"
+    peers = {
+        "peer": Artifact("peer", "", "", "", 0, source, Guards((), ())),
+        "wrong": Artifact("wrong", "", "", "", 0, "def call(x):\n    raise ValueError('no')\n", Guards((), ())),
+    }
+    arms = [Arm(str(KEY), 1, name) for name in peers]
+    with shared.bench(arms, peers, [KEY], fresh_process=True).session(3) as session:
+        for native_first in (True, False):
+            assert min(session.pair(0, native_first)) > 0
+        with pytest.raises(ArmFailed, match="no"):
+            session.pair(1, True)
+    assert "peer" not in shared.late_failures
