@@ -2,7 +2,7 @@
 
 Run as ``python -P -m fibc.backends.triton_child`` with a JSON job on standard input::
 
-    {"jobs": 2, "timeout_s": 60.0, "memory_bytes": 4000000000, "kernels": ["/work/a", ...]}
+    {"jobs": 2, "timeout_s": 60.0, "memory_bytes": 4000000000, "kernels": ["/build/a", ...]}
 
 Each kernel's directory holds ``kernel.py`` and ``kernel.json`` (function, signature, divisible, constants, options,
 capability). A fork leaves ``kernel.cubin`` and ``facts.json`` there, or a ``log`` that says why not, and this process
