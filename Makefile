@@ -8,7 +8,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .PHONY: setup tune test check test-newest-triton lint types imports format clean bench-quality bench-dispatch \
-	bench-coverage referee bench-gpu bench-gpu-merge gpu-wheels
+	bench-coverage referee bench-gpu bench-gpu-merge gpu-compile gpu-wheels
 
 setup: $(STAMP)
 
@@ -71,6 +71,10 @@ bench-gpu: setup
 
 bench-gpu-merge: setup
 	$(PY) benchmarks/gpu/merge.py build/gpu/results
+
+# Without a GPU: what the part would ask a compiler for, into build/gpu-compiled/PART.
+gpu-compile: setup
+	$(PY) benchmarks/gpu/run.py $(PART) --compile-only --budget-s 7200 $(OPTIONS)
 
 gpu-wheels:
 	benchmarks/gpu/wheels.sh $(PYTHON)

@@ -115,12 +115,17 @@ def test_a_part_without_a_gpu_says_what_it_needs_and_keeps_its_state(
     assert run.main(["suite", *options]) == 2
 
 
-def test_there_is_a_part_for_each_weight_and_one_for_the_rest() -> None:
-    names = run.part_names()
-    assert len(names) == len(SHAPES) + 3
-    assert all(callable(run.part(name)) for name in names)
-    with pytest.raises(ValueError, match=r"no such part, got 'suite' \(accepted: suite-6144x4096"):
-        run.part("suite")
+def test_there_is_a_part_for_each_weight_and_one_for_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(run.PARTS) == [*(f"suite-{shape.name}" for shape in SHAPES), "norms", "host", "peers"]
+    assert run.main(["suite"]) == 2
+    assert "no such part, got suite (accepted: suite-6144x4096, " in capsys.readouterr().err
+
+
+def test_what_a_part_tunes_can_be_compiled_first(tmp_path: Path) -> None:
+    for name, part in run.PARTS.items():
+        paths = part.definitions(tmp_path / name)
+        assert [load_definition(path).name for path in paths] == [path.stem for path in paths]
+        assert len(paths) == {"norms": 2, "peers": len(gpu_rows.PEER_SHAPES)}.get(name, 1)
 
 
 def test_peers_have_at_least_twelve_rows_that_the_suite_has_too() -> None:
@@ -630,10 +635,10 @@ def test_parts_are_merged_into_tables_raw_rows_and_records(tmp_path: Path) -> No
     assert [str(path.relative_to(tmp_path / "out")) for path in written] == [
         "raw/suite-4096x4096.jsonl.zst",
         "raw/suite-6144x4096.jsonl.zst",
+        "records/toy.records",
         "suite.md",
-        "toy.records",
     ]
-    assert (tmp_path / "out" / "toy.records").read_bytes() == b"evidence"
+    assert (tmp_path / "out" / "records" / "toy.records").read_bytes() == b"evidence"
     raw = read_rows([tmp_path / "out" / "raw" / "suite-6144x4096.jsonl.zst"])
     assert raw == suite_rows(SHAPES[0])
     text = (tmp_path / "out" / "suite.md").read_text()

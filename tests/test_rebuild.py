@@ -20,6 +20,7 @@ from fibc import cli, environment
 from fibc.backends import native
 from fibc.backends.registry import make_backends
 from fibc.cache import Cache
+from fibc.calls import torch_dtype
 from fibc.errors import BuildError, InputError
 from fibc.gpus import stand_in
 from fibc.paths import OutLayout
@@ -176,6 +177,32 @@ def test_a_target_that_the_records_lack_is_refused(machine: Machine, tmp_path: P
 
 
 # A table for a GPU, where there is none -------------------------------------------------------------------------------
+
+RECORDED = Path(__file__).parent.parent / "benchmarks" / "results" / "h200"
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("records", sorted(RECORDED.rglob("*.records")), ids=lambda path: path.stem)
+def test_the_records_of_an_h200_give_a_module_here_that_is_native_and_says_why(tmp_path: Path, records: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("for machines without a GPU")
+    result = rebuilt(records, tmp_path / "out", target="cuda:sm_90a")
+    assert result.definition == records.stem
+    assert {origin for _, origin in result.kernels} == {"recorded"}
+    (note,) = result.notes
+    assert "needs a CUDA driver" in note
+    definition = read_published(records).definition
+    sizes = {**definition.const_axes, **dict.fromkeys(definition.var_axes, 3)}
+    inputs = [
+        torch.randn([sizes[axis] for axis in spec.shape or ()]).to(torch_dtype(spec.dtype))
+        for spec in definition.inputs.values()
+    ]
+    module = load(result.package)
+    output = module.run(*inputs)
+    assert output.shape == tuple(sizes[axis] for axis in next(iter(definition.outputs.values())).shape or ())
+    assert module.explain(*inputs)["served"] == "native"
+    assert module.stats()["native"]["driver"] == 1
+
 
 H200 = CudaValidity("sm_90a", 90, 132, 60 << 20, 150_109_880_320)
 

@@ -89,6 +89,9 @@ class Context:
 
         Args:
             reserve_s: What the part needs afterwards.
+
+        Raises:
+            KeyboardInterrupt: If the tune was interrupted; it is gone on with.
         """
         budget_s = min(float(self.tune.get("budget_s", 1e9)), self.left_s() - reserve_s)
         if budget_s <= 0:
@@ -96,6 +99,8 @@ class Context:
             return None
         options = {"target": self.target, "split": SPLIT, **self.tune, "budget_s": budget_s}
         result = fibc.tune(definition, out=self.layout.root, **options)
+        if result.interrupted:
+            raise KeyboardInterrupt
         if not result.up_to_date:
             self.add(
                 f"tune {definition.stem}",

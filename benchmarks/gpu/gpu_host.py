@@ -23,6 +23,7 @@ from fibc.clock import now
 from fibc.codegen import harness
 from fibc.codegen.build import build
 from fibc.codegen.compile import EXTENSION_SUFFIX, entry_includes
+from fibc.paths import OutLayout
 from fibc.runtime import load
 from fibc.schema.candidate import Artifact, Candidate
 from fibc.schema.decision import Decision, Verdict
@@ -65,14 +66,20 @@ class Kind:
     artifact: Artifact
 
 
+def definitions(directory: Path) -> list[Path]:
+    """Write the definitions of the part, for those who compile first."""
+    return [write_gemm(directory, SHAPE)]
+
+
 def run(context: Context) -> None:
     """Run what is left of the part."""
-    definition = write_gemm(context.work / "defs", SHAPE)
+    (definition,) = definitions(context.work / "defs")
     task = context.task(definition)
     context.note_environment(task)
     kinds = make_kinds(task)
     context.say(f"kinds of variants: {', '.join(kind.name for kind in kinds)}")
-    package = context.layout.package(task.definition.name)
+    forced = OutLayout(context.work.absolute() / "forced")  # apart: no other part may take it for a tuned one
+    package = forced.package(task.definition.name)
     table = table_of(task, kinds)
     build(table, {kind.artifact.symbol: Path(kind.artifact.object_path) for kind in kinds}, package, context.cache)
     if not context.log.has("first use"):

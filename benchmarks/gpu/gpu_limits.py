@@ -14,8 +14,8 @@ READ_US: tuple[tuple[float, float], ...] = (
     (117e6, 32.99),
     (235e6, 62.91),
 )
-"""Bytes and microseconds of the best pure-read kernel, cold, in the protocol of docs/measuring.md: one H200, driver
-580.159.04, CUDA 13.0, 2026-11-29. For comparison; a part measures its own."""
+"""Bytes and microseconds of the best pure-read kernel, cold, one flushed launch at a time: one H200, driver 580.159.04,
+CUDA 13.0, 2026-11-29. A graph of many calls has no gaps between them and is faster, so a part measures its own."""
 
 PEAK_FLOPS = 790e12
 """bfloat16, dense: what 8192^3 runs at through torch.mm on an H200 (same date)."""

@@ -52,7 +52,7 @@ class Call:
 
 def evaluator_of(task: Task, cache: Cache, *, native: NativeSource | None = None) -> Evaluator:
     """Return an evaluator of the task's definition, with its native or another one."""
-    return Evaluator(
+    made = Evaluator(
         task.definition,
         native or task.native,
         task.environment.gpu or task.environment.cpu_validity(),
@@ -62,6 +62,8 @@ def evaluator_of(task: Task, cache: Cache, *, native: NativeSource | None = None
         workloads=task.workloads,
         num_threads=task.environment.num_threads,
     )
+    made.timeout_s = TIMEOUT_S  # on a GPU it is meant for kernels that are compiled already
+    return made
 
 
 def measure_rows(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from pathlib import Path
 
 from gpu_context import Context, served_digest
 from gpu_measure import Call, against, evaluator_of, measure_rows
@@ -20,6 +21,11 @@ RESERVE_S = 60.0
 
 TENSORS_MOVED = {"fused_add_rmsnorm": 3, "fused_add_rmsnorm_inplace": 4}
 """Tensors [rows, hidden] that are read or written: two in and one out; in place two in and two out."""
+
+
+def definitions(directory: Path, rows: Sequence[int] = NORM_ROWS) -> list[Path]:
+    """Write the definitions of the part, for those who compile first."""
+    return [write_norm(directory, name, rows) for name in NAMES if (DEFS / f"{name}.json").is_file()]
 
 
 def run(context: Context, rows: Sequence[int] = NORM_ROWS) -> None:

@@ -113,7 +113,7 @@ def peers_text(parts: Parts) -> str:
                 f"{name}: geometric mean {geometric_mean(speedups):.3f} over {len(speedups)} rows, {slower} slower "
                 "than native by over 1 %.",
             ]
-    lines += ["", "cuBLASLt best-of-heuristic is left for later: its algorithms are no candidates yet.", ""]
+    lines += ["", "cuBLASLt best-of-heuristic is left for later: no part times its algorithms as a peer yet.", ""]
     return "\n".join(lines)
 
 
@@ -128,7 +128,7 @@ def _shape_text(shape: Shape, rows: Rows) -> str:
     lines = [
         f"## {shape.n} x {shape.k}",
         "",
-        f"Cold read of the weight: {read_us:.2f} us ({read_from}; recorded earlier: "
+        f"Cold read of the weight: {read_us:.2f} us ({read_from}; recorded earlier, one launch at a time: "
         f"{recorded_read_us(shape.weight_bytes):.2f} us).",
         "",
         "| M | sizes | native us | served us | native / served | 95 % interval | limit us | of limit | serves |",

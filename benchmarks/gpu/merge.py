@@ -62,7 +62,7 @@ def merge(directories: Sequence[Path], out: Path) -> list[Path]:
         files[out / "raw" / f"{part}{SUFFIX}.zst"] = packed(rows)
     for directory in directories:
         for archive in sorted(directory.glob("*.state.tar.gz")):
-            files |= {out / name: data for name, data in records_in(archive).items()}
+            files |= {out / "records" / name: data for name, data in records_in(archive).items()}
     total = sum(map(len, files.values()))
     if total > MAX_BYTES:
         largest = max(files, key=lambda path: len(files[path]))
