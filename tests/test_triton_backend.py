@@ -495,7 +495,7 @@ def test_every_template_compiles_by_default_and_small(dtype: str, tmp_path: Path
     backend = TritonBackend(Cache(tmp_path))
     seen: set[str] = set()
     for definition, sizes in (
-        (gemm(4096, 4096, dtype), (1, 16, 64, 4096)),
+        (gemm(4096, 4096, dtype), (1, 16, 64, 256, 4096)),
         (gemm(128, 2048, dtype), (16, 1024)),
         (gemm(72, 511, dtype), (3,)),
         (rmsnorm(4096, dtype, fused=False), (64,)),

@@ -77,6 +77,8 @@ def _gemm_cases() -> Iterator[Case]:
     yield Case("gemm/triton_tile", "float16", 3, (40, 200), tile | {"split_k": 3, "evict_b": "evict_first"})
     tma = {"block_m": 16, "block_n": 32, "block_k": 64, "group_m": 2, "flatten": False}
     yield Case("gemm/triton_tma", "float16", 33, (72, 200), tma)
+    yield Case("gemm/triton_tma", "float16", 33, (72, 200), tma | {"split_k": 2, "store_parts": 1})
+    yield Case("gemm/triton_tma", "float16", 3, (40, 520), tma | {"split_k": 4})
     yield Case("gemm/triton_tma", "float32", 33, (72, 100), tma | {"store_parts": 1, "flatten": True})
     swap = {"block_n": 32, "block_m": 16, "block_k": 64}
     yield Case("gemm/triton_swap", "float16", 1, (64, 128), swap)

@@ -112,7 +112,7 @@ def test_tensor_maps_are_made_of_the_calls_tensors(driver: Path, backend: Triton
     tile = {"block_m": 64, "block_n": 128, "block_k": 64, "num_warps": 4, "num_stages": 3, "store_parts": 2}
     artifact = built(backend, definition, "gemm/triton_tma", **tile, promotion=256)
     of_a_map = [128, 4, 4, 8, 8]
-    said = call(driver, artifact, [[0xA00, 0xB00], [0xE00]], [100, 192, 256], [*of_a_map * 3, 4, 8, 8])
+    said = call(driver, artifact, [[0xA00, 0xB00], [0xE00]], [100, 192, 256], [*of_a_map * 3, 8, 8, 4, 8, 8])
     assert [line for line in said if line.startswith("map")] == [
         "map of 0xa00, dtype 9, swizzle 3, promotion 2: 256/64 100/64 by 512",
         "map of 0xb00, dtype 9, swizzle 3, promotion 3: 256/64 192/128 by 512",
@@ -124,7 +124,7 @@ def test_tensor_maps_are_made_of_the_calls_tensors(driver: Path, backend: Triton
         *(mapped, f"{100:08x}", f"{256:08x}", f"{256:016x}", f"{1:016x}"),
         *(mapped, f"{192:08x}", f"{256:08x}", f"{256:016x}", f"{1:016x}"),
         *(mapped, f"{100:08x}", f"{192:08x}", f"{192:016x}", f"{1:016x}"),
-        *(f"{100:08x}", f"{0:016x}", f"{0:016x}"),
+        *(f"{0xC0000:016x}", f"{0x50000:016x}", f"{100:08x}", f"{0:016x}", f"{0:016x}"),
     ]
     assert said[-2].startswith("launch 4 1 1 x 128, shared ")
     assert said[-1] == "status 0 workspace 0"
