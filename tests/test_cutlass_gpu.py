@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import check_candidates
 import pytest
-from gpu import check_cutlass
+from candidate_calls import Kernel
 from kernel_calls import gemm, key
 
 from fibc.backends.base import BuildFailure
@@ -51,9 +52,9 @@ def test_a_kernel_computes_the_product_at_every_number_of_rows(
         "dtype": dtype,
         "keys": [(size, 4096, 4096)],
     }
-    kernel = check_cutlass.Kernel(entry, library.parent)
+    kernel = Kernel(entry, library.parent)
     assert kernel.prepare(0) == 0
     for n, k in ((4096, 4096), (256, 7168)):
-        for rows in check_cutlass.CHECKED_ROWS:
-            assert check_cutlass.check(kernel, rows, n, k) <= 1.0
-        check_cutlass.check_graph(kernel, 33, n, k)
+        for rows in check_candidates.CHECKED_ROWS:
+            assert check_candidates.check(kernel, rows, n, k) <= 1.0
+        check_candidates.check_graph(kernel, 33, n, k)
