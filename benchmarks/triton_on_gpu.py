@@ -248,6 +248,7 @@ class Kernel:
         """Return a call on the current stream of its time."""
         cuda = _Cuda(None, torch.cuda.current_device(), 0, self.counters.data_ptr(), self._scratch.data_ptr())
         call = _Call(_tensors(inputs), _tensors(outputs), None, self._axes, None, 1, ctypes.pointer(cuda))
+        call.kept = (tuple(inputs), tuple(outputs))  # else a capture, which empties torch's cache, unmaps them
 
         def launch() -> None:
             cuda.stream = torch.cuda.current_stream().cuda_stream

@@ -408,6 +408,7 @@ def test_other_silicon_is_native_and_told_once(out: Path) -> None:
 
 def test_an_asynchronous_error_is_raised_with_the_variant_and_never_tried_again(out: Path) -> None:
     said = json.loads(python(FAULT, out).splitlines()[-1])
+    assert "fault" in str(said["variant"])
     assert said["message"].startswith("toy_rows: fibc_toy_")
     assert "CUDA_ERROR_" in said["message"]
     assert said["state"] == "broken"
@@ -416,16 +417,19 @@ def test_an_asynchronous_error_is_raised_with_the_variant_and_never_tried_again(
 
 
 FAULT = """
-import json, os, sys
+import json, os, sys, time
 sys.path.insert(0, sys.argv[1])
 import torch, fibc_toy_rows as op
 fault, plain = torch.ones(133, 10, device="cuda"), torch.ones(4, 10, device="cuda")
 op.run(plain)
+variant = op.explain(fault)["variant"]
 message = ""
 try:
     op.run(fault)
-    for _ in range(1000):  # the error comes up at a later launch
+    ends = time.monotonic() + 20
+    while time.monotonic() < ends:  # the error comes up at a later launch, milliseconds after
         op.run(plain)
+        time.sleep(0.01)
 except RuntimeError as error:
     message = str(error)
 try:
@@ -434,7 +438,8 @@ try:
 except RuntimeError:
     after = next(reason for reason in op.stats()["native"])
 state = op.environment["devices"]["cuda:0"]["reason"]
-print(json.dumps({"message": message, "state": state, "after": after, "raised": op.stats()["raised"]}), flush=True)
+said = {"variant": variant, "message": message, "state": state, "after": after, "raised": op.stats()["raised"]}
+print(json.dumps(said), flush=True)
 os._exit(0)  # tensors cannot be freed any more
 """
 

@@ -42,7 +42,7 @@ class Call(ctypes.Structure):
         ("inputs", ctypes.POINTER(Tensor)),
         ("outputs", ctypes.POINTER(Tensor)),
         ("scalars", ctypes.c_void_p),
-        ("axes", ctypes.c_void_p),
+        ("axes", ctypes.POINTER(ctypes.c_int64)),
         ("parallel", ctypes.c_void_p),
         ("num_threads", ctypes.c_int32),
         ("cuda", ctypes.POINTER(Cuda)),
@@ -83,7 +83,8 @@ class Kernel:
     def bind(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Callable[[], int]:
         """Return a function that launches on torch's current stream and returns the status."""
         inputs, outputs = (Tensor * 2)(view(a), view(b)), (Tensor * 1)(view(c))
-        call = Call(inputs, outputs, None, None, None, 1, None)
+        axes = (ctypes.c_int64 * 3)(a.shape[0], b.shape[0], a.shape[1])  # M, N, K as the definition has them
+        call = Call(inputs, outputs, None, axes, None, 1, None)
         needed = self._workspace(ctypes.byref(call))
         if needed > self._scratch.numel():
             torch.cuda.synchronize()
@@ -91,7 +92,7 @@ class Kernel:
         scratch = self._scratch  # kept by the closure, like the tensors
         cuda = Cuda(None, 0, 0, self.counters.data_ptr(), scratch.data_ptr())
         call.cuda = ctypes.pointer(cuda)
-        kept = (a, b, c, inputs, outputs, cuda, scratch)
+        kept = (a, b, c, inputs, outputs, axes, cuda, scratch)
 
         def launch() -> int:
             cuda.stream = torch.cuda.current_stream().cuda_stream
