@@ -16,6 +16,7 @@ $(STAMP): pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade "pip>=25.1"
 	$(PY) -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --group dev
+	$(PY) -m pip show --quiet triton 2>/dev/null || $(PY) -m pip install --quiet --group dev-triton
 	$(PY) -m pip install --quiet --no-build-isolation --editable .
 	touch $@
 
