@@ -23,7 +23,7 @@ from fibc.records import RecordLog
 from fibc.schema.decision import Comparison
 from fibc.schema.options import TuneOptions
 from fibc.schema.result import BuildResult, CompileResult, TuneResult
-from fibc.search.budget import Budget
+from fibc.search.budget import GPU_RESERVE_FRACTION, Budget
 from fibc.search.store import StudyStore
 from fibc.settings import DEFAULT_LOCK_WAIT_S, DEFAULT_MAX_MB, DEFAULT_OUT
 from fibc.shop import Shop, conditions_of
@@ -145,6 +145,8 @@ def _work(task: Task, layout: OutLayout, cache: Cache, budget: Budget, progress:
     if options.fresh:
         log.compact(lambda record: False)
     stopwatch = Stopwatch()
+    if task.environment.gpu is not None:
+        budget.reserve(GPU_RESERVE_FRACTION)
     with (
         log,
         verdicts,

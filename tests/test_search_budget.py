@@ -42,6 +42,15 @@ def test_the_search_leaves_the_reserve_until_it_is_released(clock: Clock) -> Non
     assert budget.searchable() == pytest.approx(30)
 
 
+def test_another_reserve_may_be_kept_once_the_target_is_known(clock: Clock) -> None:
+    budget = Budget(100, reserve_fraction=0.6, clock=clock)
+    assert budget.searchable() == pytest.approx(40)
+    budget.reserve(0.25)
+    assert budget.searchable() == pytest.approx(75)
+    budget.release_reserve()
+    assert budget.searchable() == pytest.approx(100)
+
+
 def test_time_that_a_key_leaves_goes_to_the_later_ones(clock: Clock) -> None:
     budget = Budget(100, reserve_fraction=0.4, clock=clock)
     assert budget.share_for_key(0, 3) == pytest.approx(20)

@@ -19,10 +19,10 @@ from fibc.schema.decision import Verdict
 from fibc.schema.table import DispatchTable
 from fibc.task import Task
 
-RESERVE_S = 150.0
+RESERVE_S = 60.0
 """For the rows, after the tune: 25 arms in 8 sessions, and the start of a worker."""
 
-GROUP_S = 60.0
+GROUP_S = 20.0
 """A group of rows is begun with so much time left, at least."""
 
 READS = ((1024, 4, 0), (2048, 8, 0), (2048, 8, 2), (4096, 8, 4), (1024, 4, 8), (512, 4, 0))
