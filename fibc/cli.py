@@ -60,7 +60,9 @@ def tune(
         str, typer.Option(help="Backends to search, separated by commas. [default: all of the target]")
     ] = "",
     templates: Annotated[list[Path] | None, typer.Option(help="A directory with more kernel templates.")] = None,
-    trials: Annotated[int, typer.Option(help="Trials per key.")] = settings.DEFAULT_TRIALS,
+    trials: Annotated[
+        int | None, typer.Option(help="Trials per key. [default: 16 on a CPU and with --compile-only, 40 on a GPU]")
+    ] = None,
     budget_s: Annotated[float, typer.Option(help="Seconds for the whole run.")] = settings.DEFAULT_BUDGET_S,
     timeout_s: Annotated[float, typer.Option(help="Seconds per candidate.")] = settings.DEFAULT_TIMEOUT_S,
     min_speedup: Annotated[

@@ -120,7 +120,7 @@ class _KeySearch:
             f"{shop.task.definition.name} {shop.log.definition} {shop.log.environment} {key}",
             spaces,
             seed=self._seed,
-            trials=shop.task.options.trials,
+            trials=shop.task.trials,
             warm_start=warm_start(key.cell, best),
             trailing=trailing(key.cell, best),
             fresh=shop.task.options.fresh,
@@ -131,7 +131,7 @@ class _KeySearch:
         shop = self._shop
         ends = time.monotonic() + share_s
         options = shop.task.options
-        batch = max(1, min(options.jobs * BATCH_PER_JOB, options.trials // BATCHES))
+        batch = max(1, min(options.jobs * BATCH_PER_JOB, shop.task.trials // BATCHES))
         while time.monotonic() < ends and (proposals := self._study.ask_batch(batch)):
             self._try_batch(proposals, ends)
         partial = self._study.stopped is None
@@ -165,7 +165,7 @@ class _KeySearch:
             self._study.tell(proposal.number, value, evaluation.status, evaluation.log)
         taken_s = [self._recorded[str(self._key), c.digest].duration_s for c in unknown if self._is_timed(c)]
         if min(taken_s, default=0.0) > HEAVY_TRIAL_S:
-            self._study.limit(max(1, shop.task.options.trials // HEAVY_PART))
+            self._study.limit(max(1, shop.task.trials // HEAVY_PART))
 
     def _is_timed(self, candidate: Candidate) -> bool:
         evaluation = self._recorded.get((str(self._key), candidate.digest))

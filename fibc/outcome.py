@@ -32,7 +32,7 @@ def dry_run(task: Task, layout: OutLayout) -> TuneResult:
     """Say what a run would do: keys, candidates, builds, and estimates of time and disk."""
     spaces = [space for backend in task.backends for space in backend.spaces(task.definition, task.keys[0])[0]]
     num_configs = sum(count_valid(space) for space in spaces)
-    num_trials = len(task.keys) * min(task.options.trials, num_configs)
+    num_trials = len(task.keys) * min(task.trials, num_configs)
     num_builds = min(num_configs, num_trials)
     num_sessions = task.policy.looks[0] + 3 * task.policy.fixed_sessions
     estimate_s = num_builds * COMPILE_S / task.options.jobs + num_trials * 0.2 + num_sessions * SESSION_START_S * 2

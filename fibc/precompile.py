@@ -15,6 +15,7 @@ from fibc.schema.result import CompiledTemplate, CompileResult
 from fibc.schema.space import Space
 from fibc.search.budget import Budget
 from fibc.search.spread import Planned, plan
+from fibc.settings import DEFAULT_TRIALS
 from fibc.task import Task
 
 BATCH_PER_JOB = 16
@@ -52,7 +53,7 @@ def precompile(
         reasons = "; ".join(f"{template}: {reason}" for template, reason in task.mismatches)
         raise InputError(f"{task.definition.name}: no template serves it for {task.backends[0].target}: {reasons}")
     run = _Run(task, store, owner, keys, max_bytes, budget)
-    planned = list(plan(keys, seed=task.options.seed, per_template=task.options.trials))
+    planned = list(plan(keys, seed=task.options.seed, per_template=task.options.trials or DEFAULT_TRIALS))
     if task.options.dry_run:
         run.leave_out(planned, NOT_DONE)
         return run.result(interrupted=False)

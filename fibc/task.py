@@ -36,6 +36,7 @@ class Task:
     Attributes:
         workloads: As recorded, or swept.
         keys: In the order in which the budget is spent.
+        trials: Per key.
         notes: What the user must read about workloads and native.
         synthetic: Nobody recorded the workloads.
         evidence_digest: Digest of what measurements depend on; others' evidence is not used.
@@ -52,6 +53,7 @@ class Task:
     backends: tuple[Backend, ...]
     policy: Policy
     options: TuneOptions
+    trials: int
     notes: tuple[str, ...]
     synthetic: bool
     evidence_digest: str
@@ -102,9 +104,12 @@ def read_task(
     environment = detect(gpu=gpu)
     names = options.backends or DEFAULTS["cpu" if gpu is None else "cuda"]
     backends = make_backends(names, environment, cache, [Path(path) for path in options.templates])
-    compiled_notes: tuple[str, ...] = ()
+    backend_notes: tuple[str, ...] = ()
     if store is not None:
-        backends, compiled_notes = _over_store(backends, contract, store, cache, only=options.compiled_only)
+        backends, backend_notes = _over_store(backends, contract, store, cache, only=options.compiled_only)
+    if not options.backends:
+        backends, absent = _present(backends, contract)
+        backend_notes += absent
     native = native_kernels.resolve(contract, options.native, target_kind=backends[0].target.kind)
     features = default_features(contract, recorded)
     sets = split(recorded, options.split, features)
@@ -115,6 +120,7 @@ def read_task(
         alpha=options.alpha,
         num_keys=len(keys) if options.alpha_table else 1,
     )
+    trials = options.trials or (settings.DEFAULT_TRIALS if gpu is None else settings.DEFAULT_TRIALS_GPU)
     evidence_digest = digest_json([environment.digest, native.digest])
     return Task(
         definition=contract,
@@ -127,7 +133,8 @@ def read_task(
         backends=backends,
         policy=policy,
         options=options,
-        notes=(*_notes(contract, sets, native, synthetic=synthetic), *compiled_notes),
+        trials=trials,
+        notes=(*_notes(contract, sets, native, synthetic=synthetic), *backend_notes),
         synthetic=synthetic,
         evidence_digest=evidence_digest,
         fingerprint=digest_json(
@@ -137,7 +144,7 @@ def read_task(
                 evidence_digest,
                 [backend.fingerprint(contract) for backend in backends],
                 repr(policy),
-                [options.trials, list(options.split), options.seed],
+                [trials, list(options.split), options.seed],
             ]
         ),
     )
@@ -209,6 +216,21 @@ def _over_store(
             f"(compile them: fibc tune ... --target {backends[0].target} --compile-only)"
         )
     return tuple(over), tuple(notes)
+
+
+def _present(
+    backends: Sequence[Backend], definition: Definition
+) -> tuple[tuple[Backend, ...], tuple[str, ...]]:
+    """Return the backends that can build here or need not, and a note for each of the others.
+
+    Those that nobody asked for by name are searched where they can be. All are returned where none can build: the
+    caller then meets the error of the first.
+    """
+    lacking = {backend.name: why for backend in backends if (why := _lacking(backend, definition))}
+    if len(lacking) == len(backends):
+        return tuple(backends), ()
+    notes = tuple(f"{name}: nothing is searched, as it cannot build here: {why}" for name, why in lacking.items())
+    return tuple(backend for backend in backends if backend.name not in lacking), notes
 
 
 def _lacking(backend: Backend, definition: Definition) -> str:

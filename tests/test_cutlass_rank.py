@@ -69,7 +69,7 @@ def test_more_rows_never_take_less_time() -> None:
 
 @pytest.fixture
 def configs(tmp_path: Path) -> list[tuple[str, Config]]:
-    backend = CutlassBackend(Cache(tmp_path))
+    backend = CutlassBackend(Cache(tmp_path), whole=True)
     spaces, _ = backend.spaces(gemm(4096, 4096, "bfloat16"), key(16))
     return [(space.template, own) for space in spaces for own in ConfigSpace(space).configs()]
 

@@ -124,6 +124,7 @@ def choose_listed(
     """
     wanted: Wanted = {}
     broken: list[str] = []
+    shapes: dict[Candidate, Shape] = {}
     for entry in listed:
         template = entry["template"]
         for n, k in map(shape_of, entry["shapes"]):
@@ -138,7 +139,8 @@ def choose_listed(
                     candidate = backend.candidate(definition, template, config)
                     if law is not None:
                         broken.append(f"{size}x{n}x{k} {candidate}: {law.constraint.message}")
-                    wanted.setdefault(((n, k), candidate), []).append((size, n, k))
+                    shape = shapes.setdefault(candidate, (n, k)) if isinstance(backend, CutlassBackend) else (n, k)
+                    wanted.setdefault((shape, candidate), []).append((size, n, k))
     return wanted, broken
 
 
@@ -178,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     broken: list[str] = []
     backend: CutlassBackend | TritonBackend
     if options.backend == "cutlass":
-        backend = CutlassBackend(Cache(), arch_name=options.arch)
+        backend = CutlassBackend(Cache(), arch_name=options.arch, whole=True)
     else:
         backend = TritonBackend(Cache(), arch_name=options.arch)
     if options.configs:

@@ -13,7 +13,7 @@ from fibc.schema.candidate import Artifact, Candidate, ConfigValue
 from fibc.schema.definition import Definition
 from fibc.schema.digest import digest_json
 from fibc.schema.feature import FeatureKey
-from fibc.schema.space import Space
+from fibc.schema.space import Config, Space
 
 
 class CompiledBackend:
@@ -55,7 +55,7 @@ class CompiledBackend:
         held: list[Space] = []
         missed = list(mismatches)
         for space in spaces:
-            if configs := self._index.configs(space.template):
+            if configs := _in_order(space, self._index.configs(space.template)):
                 text = self._index.source_digests.get(space.template, space.source_digest)
                 held.append(replace(space, configs=configs, source_digest=text))
             else:
@@ -89,3 +89,9 @@ class CompiledBackend:
         elif missing:
             results |= self._inner.build(definition, missing, timeout_s=timeout_s, jobs=jobs)
         return results
+
+
+def _in_order(space: Space, compiled: tuple[Config, ...]) -> tuple[Config, ...]:
+    """Return what was compiled: in the order of a space that has one, then what the space no longer lists."""
+    held = dict.fromkeys(compiled)
+    return tuple(dict.fromkeys((*(config for config in space.configs or () if config in held), *compiled)))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -50,6 +50,10 @@ _FACTS_SECTION = ".fibc.facts"
 
 _WORDS_A_LINE = 8
 
+NUM_FIRST = 3
+"""Configs of a template that a search tries before it draws any: among so many of a key's the model has the best of those
+that were measured (benchmarks/results/h200/candidates_cutlass.json)."""
+
 
 @dataclass(frozen=True)
 class _Rendered:
@@ -85,6 +89,7 @@ class CutlassBackend:
         arch_name: str = DEFAULT_ARCH,
         num_sms: int | None = None,
         l2_bytes: int | None = None,
+        whole: bool = False,
     ) -> None:
         """Load the templates.
 
@@ -93,6 +98,7 @@ class CutlassBackend:
             templates_dirs: More directories of templates.
             arch_name: Architecture to compile for, also one that is not here.
             num_sms: Multiprocessors of the GPU; None takes the architecture's usual ones. Alike ``l2_bytes``.
+            whole: Offer every config that keeps the laws, not only the templates' shortlists.
 
         Raises:
             SchemaError: With every problem of every template.
@@ -104,6 +110,7 @@ class CutlassBackend:
         self._arch = arch(arch_name)
         self._num_sms = num_sms or self._arch.num_sms
         self._l2_bytes = l2_bytes or self._arch.l2_bytes
+        self._whole = whole
         self._cache = cache
         roots = (BUILTIN_TEMPLATES, *templates_dirs)
         self._templates = {template.name: template for template in load_templates(roots, NAME)}
@@ -128,7 +135,7 @@ class CutlassBackend:
             tunables = tuple(Tunable(name, choices) for name, choices in template.tunables.items())
             text = digest_json([template.digest, self._renderer.sources(template.source_name)])
             spaces.append(Space(template.name, tunables, template.laws(), names, text))
-        return tuple(spaces), tuple(mismatches)
+        return tuple(self._shortlisted(definition, key, spaces)), tuple(mismatches)
 
     def candidate(self, definition: Definition, template: str, config: Mapping[str, ConfigValue]) -> Candidate:
         chosen = self._templates[template]
@@ -191,6 +198,16 @@ class CutlassBackend:
                 dtype = found.dtypes["T"]
                 return rank(Shape(_size(key), n, k, dtype, DTYPE_BITS[dtype] // 8, self._num_sms), configs)
         return configs
+
+    def _shortlisted(self, definition: Definition, key: FeatureKey, spaces: Sequence[Space]) -> Iterator[Space]:
+        """Yield the spaces, those of templates with a shortlist held to it, what the model expects most of in front."""
+        listed = {} if self._whole else {space.template: self._templates[space.template].listed() for space in spaces}
+        ranked = self.rank(definition, key, [(name, config) for name, configs in listed.items() for config in configs])
+        for space in spaces:
+            if listed.get(space.template):
+                configs = tuple(config for template, config in ranked if template == space.template)
+                space = replace(space, configs=configs, num_first=NUM_FIRST)
+            yield space
 
     def _artifact(self, rendered: _Rendered, facts: KernelFacts, launcher: Built) -> Artifact | BuildFailure:
         shared_bytes, threads = _launch_facts(launcher.object_path)

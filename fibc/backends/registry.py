@@ -17,9 +17,8 @@ from fibc.errors import InputError
 NAMES: Mapping[str, tuple[str, ...]] = {"cpu": ("cpu",), "cuda": ("triton", "cutlass", "cublaslt")}
 """Backends by the kind of target that they serve."""
 
-DEFAULTS: Mapping[str, tuple[str, ...]] = {"cpu": ("cpu",), "cuda": ("triton",)}
-"""What is searched unless ``--backends`` says so. A CUTLASS kernel compiles for up to a minute, a Triton one in a
-second; neither CUTLASS nor cuBLASLt candidates have been measured yet."""
+DEFAULTS: Mapping[str, tuple[str, ...]] = {"cpu": ("cpu",), "cuda": ("triton", "cutlass", "cublaslt")}
+"""What is searched unless ``--backends`` says so, as far as it is there: one that cannot build here is a note."""
 
 
 def make_backends(

@@ -23,7 +23,7 @@ class TuneOptions:
             first visible GPU, else the CPU.
         backends: Names of backends to search; empty: all that serve the target.
         templates: Directories with more kernel templates.
-        trials: Trials per key.
+        trials: Trials per key; None: the documented number of the target.
         budget_s: Wall time of the whole run, in seconds; warm-up, reference and builds included.
         timeout_s: Wall time of one candidate's build, and of its validation and timing, in seconds.
         min_speedup: Margin that a lower bound must beat; None: the documented one of the target.
@@ -43,7 +43,7 @@ class TuneOptions:
     target: str = ""
     backends: tuple[str, ...] = ()
     templates: tuple[str, ...] = ()
-    trials: int = settings.DEFAULT_TRIALS
+    trials: int | None = None
     budget_s: float = settings.DEFAULT_BUDGET_S
     timeout_s: float = settings.DEFAULT_TIMEOUT_S
     min_speedup: float | None = None
@@ -74,7 +74,7 @@ class TuneOptions:
             SchemaError: With one problem per option that is out of range.
         """
         laws = (
-            ("--trials", self.trials, self.trials >= 1, "1 and more"),
+            ("--trials", self.trials, self.trials is None or self.trials >= 1, "1 and more"),
             ("--budget-s", self.budget_s, self.budget_s > 0, "more than 0 seconds"),
             ("--timeout-s", self.timeout_s, self.timeout_s > 0, "more than 0 seconds"),
             ("--min-speedup", self.min_speedup, 1.0 <= (self.min_speedup or 1.0) <= 10.0, "1.0 to 10.0"),

@@ -39,7 +39,9 @@ class Space:
             variable (``T``) with their sizes in bytes (``T_bytes``), ``size`` (the key's upper end, in elements of its
             first feature), and facts of the target.
         source_digest: Of the template's text: trials of another text are of another study.
-        configs: Where given, no other config is valid: those that were compiled before. The first one is the default.
+        configs: Where given, no other config is valid: those that were compiled before, or that are worth a long build.
+            The first one is the default.
+        num_first: How many of the valid ones a search tries before it draws any, in their order; the default is one.
     """
 
     template: str
@@ -48,3 +50,4 @@ class Space:
     constants: Mapping[str, ConfigValue]
     source_digest: str = ""
     configs: tuple[Config, ...] | None = None
+    num_first: int = 1

@@ -20,7 +20,7 @@ from fibc.schema.expression import parse
 from fibc.schema.isa import ISA_NAMES
 from fibc.schema.launch import LaunchTable
 from fibc.schema.problems import describe, shown
-from fibc.schema.space import Constraint
+from fibc.schema.space import Config, Constraint
 
 BACKENDS = {"cpu": ".cpp.j2", "triton": ".py.j2", "cutlass": ".cu.j2", "cublaslt": ".lt.cpp.j2"}
 """The backends of templates, each with the suffix of its sources: a template's backend follows from its file."""
@@ -100,6 +100,8 @@ class Template(_Table):
         dtypes: Dtype variables, each with the dtypes that it stands for.
         constants: Numbers that the definition's reference must state: ``eps``.
         tunables: Choices; the first of each is the default.
+        shortlist: Where a build takes long, the configs that are worth one, each as tunables by their names; one that is
+            not named has its first choice. A search is held to those that keep the laws.
         constraints: Laws between tunables, constant axes, dtype variables, their ``<variable>_bytes``, ``size`` and
             ``TARGET_NAMES``.
         max_offset_elems: Largest offset that the code computes.
@@ -121,6 +123,7 @@ class Template(_Table):
     constants: tuple[Literal["eps"], ...] = ()
     tunables: dict[_Identifier, _Choices] = {}
     constraints: tuple[Law, ...] = ()
+    shortlist: tuple[dict[str, ConfigValue], ...] = ()
     max_offset_elems: Annotated[int, Field(ge=1, le=2**63 - 1)] = 2**63 - 1
     deterministic: bool = True
     launch: LaunchTable | None = None
@@ -157,6 +160,11 @@ class Template(_Table):
         """Return the constraints as a space holds them."""
         return tuple(Constraint(law.expression, law.message) for law in self.constraints)
 
+    def listed(self) -> tuple[Config, ...]:
+        """Return the shortlist as configs, once each."""
+        defaults = {name: choices[0] for name, choices in self.tunables.items()}
+        return tuple(dict.fromkeys(tuple({**defaults, **values}.items()) for values in self.shortlist))
+
     def problems(self) -> Iterator[str]:
         """Yield what no value shows alone: names that do not fit together, each as ``where: law, got``."""
         levels, what = (ISA_NAMES, "an ISA level") if self.kind == "cpu" else (ARCH_NAMES, "an architecture")
@@ -190,6 +198,13 @@ class Template(_Table):
         for name in self.tunables:
             if name in taken or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
                 yield f"tunables.{name}: must be a lower-case name that nothing else in the template has"
+        for index, values in enumerate(self.shortlist):
+            for name, value in values.items():
+                choices = self.tunables.get(name, ())
+                if not any(value == choice and type(value) is type(choice) for choice in choices):
+                    seen = f"{name} = {shown(value)}"
+                    accepted = ", ".join(map(shown, choices)) or ", ".join(self.tunables)
+                    yield f"shortlist[{index}]: must have tunables' choices, got {seen} (accepted: {accepted})"
         for index, law in enumerate(self.constraints):
             try:
                 parse(law.expression, self.names)
