@@ -323,8 +323,9 @@ def test_optunas_own_tools_see_values_as_people_write_them(store: StudyStore, tm
 
     study = open_study(store, "key", SPACES, trials=1000)
     search(study)
-    (name,) = optuna.get_all_study_names(f"sqlite:///{tmp_path / 'studies.db'}")
-    shown = optuna.load_study(study_name=name, storage=f"sqlite:///{tmp_path / 'studies.db'}")
+    storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'studies.db'}")
+    (name,) = optuna.get_all_study_names(storage)
+    shown = optuna.load_study(study_name=name, storage=storage)
     assert shown.best_params == {
         "template": "gemm/tile",
         "gemm/tile.block_m": 16,
@@ -333,6 +334,7 @@ def test_optunas_own_tools_see_values_as_people_write_them(store: StudyStore, tm
     }
     assert len(shown.trials) == NUM_VALID
     assert shown.user_attrs["seed"] == 0
+    storage.engine.dispose()
 
 
 @pytest.mark.parametrize(

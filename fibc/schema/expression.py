@@ -122,8 +122,10 @@ def parse(text: str, names: Collection[str]) -> Expression:
         raise SchemaError(
             f"{shown(text)}: must be an expression, got: {error.msg}{column} (accepted: {ACCEPTED})"
         ) from None
-    except (RecursionError, MemoryError, ValueError) as error:
-        raise SchemaError(f"{shown(text)}: must be an expression, got: {str(error) or 'too many levels'}") from None
+    except (RecursionError, MemoryError):  # the parser's ways to say so: its words differ between versions of Python
+        raise SchemaError(f"{shown(text)}: must be an expression, got too many levels") from None
+    except ValueError as error:
+        raise SchemaError(f"{shown(text)}: must be an expression, got: {error}") from None
     translator = _Translator(text.strip(), names)
     code = translator.translate(tree.body)
     if translator.problems:

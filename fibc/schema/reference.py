@@ -42,8 +42,10 @@ def reference_problems(source: str, inputs: Sequence[str]) -> list[str]:
             return [f"reference: must be Python ({error.msg})"]
         line = source.splitlines()[error.lineno - 1 : error.lineno]
         return [f"reference:{error.lineno}:{error.offset}: must be Python, got {shown(''.join(line))} ({error.msg})"]
-    except (ValueError, RecursionError, MemoryError) as error:
-        return [f"reference: must be Python, got: {str(error) or 'too many levels'}"]
+    except (RecursionError, MemoryError):  # the parser's ways to say so: its words differ between versions of Python
+        return ["reference: must be Python, got too many levels"]
+    except ValueError as error:
+        return [f"reference: must be Python, got: {error}"]
     if entry is None:
         return [f"reference: must define a top-level function {ENTRY!r}, got none"]
     return _parameter_problems(entry, inputs)
