@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import optuna
@@ -33,7 +33,7 @@ TRIALS_TO_LEAVE = 2
 DESIGN_TRIALS = 10
 DESIGN_TRIALS_PER_TEMPLATE = 4
 """Trials before the model leads, and before a key may be given up: the larger of the two counts. They hold the
-neighbour's best, every template's default, and draws from every template's whole space."""
+neighbour's best, what every template would have tried first, and draws from every template's whole space."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,7 @@ class KeyStudy:
         self._stored = stored
         self._trailing = dict(trailing)
         self._queue = list(warm_start)
-        for template, space in self._spaces.items():
-            if (default := space.default()) is not None:
-                self._queue.append((template, default))
+        self._queue += by_rank(self._spaces.values())
         self.num_design = max(DESIGN_TRIALS, DESIGN_TRIALS_PER_TEMPLATE * len(self._spaces), len(self._queue))
         self._rng = random.Random(seed)
         self._sampled = optuna.create_study(
@@ -300,6 +298,12 @@ def open_study(
     if stored is not None:
         stored.note("seed", seed)
     return study
+
+
+def by_rank(spaces: Iterable[ConfigSpace]) -> list[tuple[str, Config]]:
+    """Return what to try first of every template with its name: the default of each, then the second of each."""
+    columns = [[(space.template, config) for config in space.starts()] for space in spaces]
+    return [start for rank in itertools.zip_longest(*columns) for start in rank if start is not None]
 
 
 def _value(trial: Trial) -> float:

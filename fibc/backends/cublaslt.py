@@ -198,7 +198,7 @@ class CublasLtBackend:
         names = self._constants(template, definition, found, self._gpu)
         names[SIZE_NAME] = key.cell.bounds[0][1] if key.cell.bounds else 1
         text = digest_json([template.digest, self._renderer.sources(template.source_name)])
-        return Space(template.name, tunables, template.laws(), names, text)
+        return Space(template.name, tunables, template.laws(), names, text, starts=template.guesses())
 
     def _constants(self, template: Template, definition: Definition, found: Match, gpu: Gpu) -> dict[str, ConfigValue]:
         """Return the values of the names that constraints may use, all but ``size``."""

@@ -127,7 +127,7 @@ class CutlassBackend:
             names[SIZE_NAME] = _size(key)
             tunables = tuple(Tunable(name, choices) for name, choices in template.tunables.items())
             text = digest_json([template.digest, self._renderer.sources(template.source_name)])
-            spaces.append(Space(template.name, tunables, template.laws(), names, text))
+            spaces.append(Space(template.name, tunables, template.laws(), names, text, starts=template.guesses()))
         return tuple(spaces), tuple(mismatches)
 
     def candidate(self, definition: Definition, template: str, config: Mapping[str, ConfigValue]) -> Candidate:
