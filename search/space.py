@@ -12,7 +12,7 @@ from operator import itemgetter
 from fibc.errors import SchemaError
 from fibc.schema.candidate import ConfigValue
 from fibc.schema.expression import Expression, parse
-from fibc.schema.space import Config, Constraint, Space, Tunable
+from fibc.schema.space import Config, Constraint, Space, Start, Tunable
 
 __all__ = ["Config", "ConfigSpace", "Law", "ordered"]
 
@@ -54,7 +54,8 @@ class ConfigSpace:
     """The configs of one Space.
 
     Raises:
-        SchemaError: If a constraint lies outside the safe language, or a tunable has no choice or a doubled one.
+        SchemaError: If a constraint lies outside the safe language, if a guess asks for other names than constants, or
+            if a tunable has no choice or a doubled one.
     """
 
     def __init__(self, space: Space) -> None:
@@ -67,6 +68,7 @@ class ConfigSpace:
                     f"{space.template}: {tunable.name}: needs distinct choices, at least one, got {tunable.choices}"
                 )
         self.laws = tuple(self._law(constraint) for constraint in space.constraints)
+        self._starts = tuple(filter(self._is_for, space.starts))
         self._only = None if space.configs is None else frozenset(map(_typed, space.configs))
         self.num_configs = math.prod(len(tunable.choices) for tunable in space.tunables)
 
@@ -100,12 +102,23 @@ class ConfigSpace:
         """Yield every valid config lazily, first choices first; a partial config that breaks a law is not extended."""
         if self.space.configs is not None:
             yield from filter(self.holds, self.space.configs)
-        elif self.broken((), depth=0) is None:
-            yield from self._extend(())
+        else:
+            yield from self._with({})
+
+    def starts(self) -> Iterator[Config]:
+        """Yield what to try first, each once: the valid guesses, then the first choices that break no law."""
+        found: dict[Config, None] = {}
+        for start in self._starts:
+            fixed = dict(start.values)
+            if (config := next(self._with(fixed), None)) is not None and config not in found:
+                found[config] = None
+                yield config
+        if (first := next(self.configs(), None)) is not None and first not in found:
+            yield first
 
     def default(self) -> Config | None:
-        """Return the first valid config: the defaults, unless they break a law. None where none is valid."""
-        return next(self.configs(), None)
+        """Return the config to try first. None where none is valid."""
+        return next(self.starts(), None)
 
     def draw(self, rng: random.Random) -> Config | None:
         """Return a valid config at random, uniformly where ``DRAWS`` draws hit one; None where none is valid."""
@@ -117,7 +130,7 @@ class ConfigSpace:
             if self.broken(config) is None:
                 return config
         shuffled = tuple(replace(t, choices=tuple(rng.sample(t.choices, len(t.choices)))) for t in self.tunables)
-        return ConfigSpace(replace(self.space, tunables=shuffled)).default()
+        return ConfigSpace(replace(self.space, tunables=shuffled, starts=())).default()
 
     def near(self, config: Config, rng: random.Random) -> Iterator[Config]:
         """Yield every other valid config: those that differ in one tunable first, small steps of integers before large.
@@ -154,15 +167,31 @@ class ConfigSpace:
         ]
         return len(steps), sum(steps)
 
-    def _extend(self, partial: Config) -> Iterator[Config]:
+    def _with(self, fixed: Mapping[str, ConfigValue]) -> Iterator[Config]:
+        """Yield every valid config that has the values ``fixed``."""
+        if self.space.configs is not None:
+            for config in self.configs():
+                if all(_same(value, fixed.get(name, value)) for name, value in config):
+                    yield config
+        elif self.broken((), depth=0) is None:
+            yield from self._extend((), fixed)
+
+    def _extend(self, partial: Config, fixed: Mapping[str, ConfigValue]) -> Iterator[Config]:
         if len(partial) == len(self.tunables):
             yield partial
             return
         tunable = self.tunables[len(partial)]
         for choice in tunable.choices:
+            if not _same(choice, fixed.get(tunable.name, choice)):
+                continue
             longer = (*partial, (tunable.name, choice))
             if self.broken(longer, depth=len(longer)) is None:
-                yield from self._extend(longer)
+                yield from self._extend(longer, fixed)
+
+    def _is_for(self, start: Start) -> bool:
+        """Return whether ``start`` is a guess for the constants of this space."""
+        when = Constraint(start.when, "a guess is for some sizes")
+        return not start.when or self._law(when).holds(self.space.constants)
 
     def _law(self, constraint: Constraint) -> Law:
         names = [tunable.name for tunable in self.tunables]

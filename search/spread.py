@@ -35,10 +35,10 @@ class Planned:
 def plan(keys: Sequence[Sequence[Space]], *, seed: int, per_template: int) -> Iterator[Planned]:
     """Yield configs, each of a template once, in the order in which they should be compiled.
 
-    First every key's default of every template, then the rest of every key's design, then round by round a config for
-    each key and template that has fewer than ``per_template`` valid ones, whoever asked for them: a config is compiled
-    once whatever the number of keys. So wherever it is cut, every key has its share. A config that wins at one key and
-    is valid at its neighbour is a warm start there, and is there.
+    First every key's default of every template, then their other guesses, then the rest of every key's design, then
+    round by round a config for each key and template that has fewer than ``per_template`` valid ones, whoever asked
+    for them: a config is compiled once whatever the number of keys. So wherever it is cut, every key has its share. A
+    config that wins at one key and is valid at its neighbour is a warm start there, and is there.
 
     Args:
         keys: The spaces of each key, in the order of tuning.
@@ -46,11 +46,12 @@ def plan(keys: Sequence[Sequence[Space]], *, seed: int, per_template: int) -> It
         per_template: Valid configs that every key shall find of every template.
     """
     filling = _Filling(keys, seed)
-    for index, spaces in enumerate(keys):
-        for space in spaces:
-            default = ConfigSpace(space).default()
-            if default is not None:
-                yield from filling.take(index, space.template, default, designed=True)
+    guesses = [[list(ConfigSpace(space).starts()) for space in spaces] for spaces in keys]
+    for rank in range(max((len(found) for key in guesses for found in key), default=0)):
+        for index, spaces in enumerate(keys):
+            for space, found in zip(spaces, guesses[index], strict=True):
+                if rank < len(found):
+                    yield from filling.take(index, space.template, found[rank], designed=True)
     for index, spaces in enumerate(keys):
         for template, config in _design(spaces, f"plan {index}", seed):
             yield from filling.take(index, template, config, designed=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import optuna
@@ -33,7 +33,7 @@ TRIALS_TO_LEAVE = 2
 DESIGN_TRIALS = 10
 DESIGN_TRIALS_PER_TEMPLATE = 4
 """Trials before the model leads, and before a key may be given up: the larger of the two counts. They hold the
-neighbour's best, what every template wants tried first, its default at least, and draws from every template's whole space."""
+neighbour's best, what every template would have tried first, and draws from every template's whole space."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,8 @@ class KeyStudy:
         self._trials = trials
         self._stored = stored
         self._trailing = dict(trailing)
-        self._queue = [*warm_start, *_first(self._spaces)]
+        self._queue = list(warm_start)
+        self._queue += by_rank(self._spaces.values())
         self.num_design = max(DESIGN_TRIALS, DESIGN_TRIALS_PER_TEMPLATE * len(self._spaces), len(self._queue))
         self._rng = random.Random(seed)
         self._sampled = optuna.create_study(
@@ -299,11 +300,10 @@ def open_study(
     return study
 
 
-def _first(spaces: Mapping[str, ConfigSpace]) -> Iterator[tuple[str, Config]]:
-    """Yield what is tried before anything is drawn: every template's default, then every second one of several, ..."""
-    firsts = {name: list(itertools.islice(space.configs(), space.space.num_first)) for name, space in spaces.items()}
-    for turn in range(max(map(len, firsts.values()), default=0)):
-        yield from ((name, configs[turn]) for name, configs in firsts.items() if turn < len(configs))
+def by_rank(spaces: Iterable[ConfigSpace]) -> list[tuple[str, Config]]:
+    """Return what to try first of every template with its name: the default of each, then the second of each."""
+    columns = [[(space.template, config) for config in space.starts()] for space in spaces]
+    return [start for rank in itertools.zip_longest(*columns) for start in rank if start is not None]
 
 
 def _value(trial: Trial) -> float:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fibc.errors import SchemaError
-from fibc.schema.space import Constraint, Space, Tunable
+from fibc.schema.space import Constraint, Space, Start, Tunable
 from fibc.search.pruning import Census, census, count_valid
 from fibc.search.space import Config, ConfigSpace
 
@@ -185,3 +185,52 @@ def test_a_draw_is_valid_where_anything_is(space: Space, seed: int) -> None:
     drawn = ConfigSpace(space).draw(random.Random(seed))
     every = brute_force(space)
     assert drawn in every if every else drawn is None
+
+
+# Starts ---------------------------------------------------------------------------------------------------------------
+
+
+def started(*starts: Start) -> list[dict[str, object]]:
+    return [dict(config) for config in ConfigSpace(replace(TILE, starts=starts)).starts()]
+
+
+def test_a_start_names_some_tunables_and_the_laws_choose_the_others() -> None:
+    found = started(Start("N > 4096", (("block_m", 16),)), Start("True", (("packed", True), ("block_n", 32))))
+    assert found == [
+        {"block_m": 16, "block_n": 64, "packed": False, "order": "rows"},
+        {"block_m": 4, "block_n": 32, "packed": True, "order": "rows"},
+        {"block_m": 4, "block_n": 64, "packed": False, "order": "rows"},
+    ]
+
+
+def test_starts_for_other_constants_or_against_a_law_or_twice_are_passed_over() -> None:
+    found = started(
+        Start("N < 4096", (("block_m", 8),)),
+        Start("N // 0 > 0", (("block_m", 8),)),
+        Start("True", (("block_m", 16), ("block_n", 128))),
+        Start("True", (("packed", 1),)),
+        Start("True", (("block_m", 4),)),
+    )
+    assert found == [{"block_m": 4, "block_n": 64, "packed": False, "order": "rows"}]
+
+
+def test_the_first_valid_start_is_the_default_and_draws_do_not_know_of_it() -> None:
+    space = replace(TILE, starts=(Start("True", (("block_m", 16), ("block_n", 32))),))
+    default = ConfigSpace(space).default()
+    assert default is not None
+    assert dict(default)["block_m"] == 16
+    left, right = random.Random(1), random.Random(1)
+    assert [ConfigSpace(space).draw(left) for _ in range(20)] == [ConfigSpace(TILE).draw(right) for _ in range(20)]
+    assert list(ConfigSpace(space).configs()) == brute_force(TILE)
+
+
+def test_of_listed_configs_those_that_a_start_names_come_first() -> None:
+    given_ones = tuple(brute_force(TILE)[:6])
+    chosen = given_ones[4]
+    listed = ConfigSpace(replace(TILE, configs=given_ones, starts=(Start("True", chosen),)))
+    assert list(listed.starts()) == [chosen, given_ones[0]]
+
+
+def test_a_start_that_asks_for_a_tunable_is_refused() -> None:
+    with pytest.raises(SchemaError, match="block_m"):
+        ConfigSpace(replace(TILE, starts=(Start("block_m > 4", (("block_m", 8),)),)))

@@ -15,7 +15,7 @@ import pytest
 
 from fibc.errors import InputError, RecordError
 from fibc.schema.evaluation import Status
-from fibc.schema.space import Constraint, Space, Tunable
+from fibc.schema.space import Constraint, Space, Start, Tunable
 from fibc.search.pruning import count_valid
 from fibc.search.space import Config, ConfigSpace
 from fibc.search.store import StudyStore, Trial
@@ -108,6 +108,14 @@ def test_the_neighbours_best_is_tried_first_and_then_every_default() -> None:
     ]
     study = open_study(None, "key", SPACES, warm_start=[*outside, inside, default_of(TILE)])
     assert search(study)[:3] == [inside, default_of(TILE), default_of(MATVEC)]
+
+
+def test_every_default_is_tried_before_any_second_guess() -> None:
+    guess = Start("N == 4096", (("block_m", 16),))
+    elsewhere = Start("N == 1", (("rows", 8),))
+    study = open_study(None, "key", [replace(MATVEC, starts=(elsewhere,)), replace(TILE, starts=(guess,))])
+    guessed: Place = ("gemm/tile", (("block_m", 16), ("block_n", 32), ("order", "rows")))
+    assert search(study)[:3] == [default_of(MATVEC), guessed, default_of(TILE)]
 
 
 def test_every_template_gets_its_share_of_the_first_trials() -> None:

@@ -97,6 +97,26 @@ def test_the_digest_follows_both_files(tmp_path: Path) -> None:
         ('layout = "rows"', 'dtype = "U"', "inputs.X.dtype: must be known, got 'U'"),
         ('Y = { shape = ["R", "H"] }', 'Y = { shape = ["R", "Z"] }', "outputs: axis Z must occur in an input too"),
         ("Y = {", "X = {", "outputs.X: must not be the name of an input as well"),
+        (
+            "[[constraints]]",
+            '[[starts]]\nwhen = "True"\nvalues = {}\n[[constraints]]',
+            "starts[0].values: must not be empty",
+        ),
+        (
+            "[[constraints]]",
+            '[[starts]]\nwhen = "True"\nvalues = { unroll = 3 }\n[[constraints]]',
+            "starts[0].values.unroll: must be a choice of a tunable, got 3 (accepted: 2, 1)",
+        ),
+        (
+            "[[constraints]]",
+            '[[starts]]\nwhen = "True"\nvalues = { rolled = 1 }\n[[constraints]]',
+            "starts[0].values.rolled: must be a choice of a tunable, got 1 (accepted: tunables: unroll)",
+        ),
+        (
+            "[[constraints]]",
+            '[[starts]]\nwhen = "unroll == 1"\nvalues = { unroll = 1 }\n[[constraints]]',
+            "starts[0].when: 'unroll == 1'",
+        ),
         ("const_axes", 'constants = ["pi"]\nconst_axes', "constants[0]: must be 'eps'"),
         ("const_axes", 'name = "x"\nconst_axes', "name: must be absent, it follows from the file"),
         ("summary =", "summary ==", "must be TOML in UTF-8"),

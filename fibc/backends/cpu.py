@@ -103,7 +103,7 @@ class CpuBackend:
             names[SIZE_NAME] = key.cell.bounds[0][1] if key.cell.bounds else 1
             tunables = tuple(Tunable(name, choices) for name, choices in template.tunables.items())
             text = digest_json([template.digest, self._headers])
-            spaces.append(Space(template.name, tunables, template.laws(), names, text))
+            spaces.append(Space(template.name, tunables, template.laws(), names, text, starts=template.guesses()))
         return tuple(spaces), tuple(mismatches)
 
     def candidate(self, definition: Definition, template: str, config: Mapping[str, ConfigValue]) -> Candidate:

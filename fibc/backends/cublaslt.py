@@ -26,7 +26,7 @@ from fibc.schema.definition import DTYPE_BITS, Definition
 from fibc.schema.digest import digest_json, digest_text
 from fibc.schema.feature import FeatureKey
 from fibc.schema.silicon import Gpu
-from fibc.schema.space import Space, Tunable
+from fibc.schema.space import Space, Start, Tunable
 from fibc.schema.template import SIZE_NAME, TF32_NAME, TF32_TAG, Template, load_templates
 
 NAME = "cublaslt"
@@ -199,7 +199,8 @@ class CublasLtBackend:
         names[SIZE_NAME] = key.cell.bounds[0][1] if key.cell.bounds else 1
         text = digest_json([template.digest, self._renderer.sources(template.source_name)])
         # A library's own guesses are few, and each costs a second of a compiler: all are tried, in its order.
-        return Space(template.name, tunables, template.laws(), names, text, num_first=len(algorithms))
+        starts = tuple(Start("", ((ALGORITHM, algorithm),)) for algorithm in algorithms)
+        return Space(template.name, tunables, template.laws(), names, text, starts=starts)
 
     def _constants(self, template: Template, definition: Definition, found: Match, gpu: Gpu) -> dict[str, ConfigValue]:
         """Return the values of the names that constraints may use, all but ``size``."""

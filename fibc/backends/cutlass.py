@@ -24,7 +24,7 @@ from fibc.schema.candidate import Artifact, Candidate, ConfigValue, Target
 from fibc.schema.definition import DTYPE_BITS, Definition
 from fibc.schema.digest import digest_json, digest_text
 from fibc.schema.feature import FeatureKey
-from fibc.schema.space import Space, Tunable
+from fibc.schema.space import Space, Start, Tunable
 from fibc.schema.template import SIZE_NAME, TF32_NAME, Template, load_templates
 
 NAME = "cutlass"
@@ -51,8 +51,8 @@ _FACTS_SECTION = ".fibc.facts"
 _WORDS_A_LINE = 8
 
 NUM_FIRST = 3
-"""Configs of a template that a search tries before it draws any: among so many of a key's the model has the best of those
-that were measured (benchmarks/results/h200/candidates_cutlass.json)."""
+"""Configs of a template that a search tries before it draws any: among so many of a key's the model has the best of
+those that were measured (benchmarks/results/h200/candidates_cutlass.json)."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class CutlassBackend:
             names[SIZE_NAME] = _size(key)
             tunables = tuple(Tunable(name, choices) for name, choices in template.tunables.items())
             text = digest_json([template.digest, self._renderer.sources(template.source_name)])
-            spaces.append(Space(template.name, tunables, template.laws(), names, text))
+            spaces.append(Space(template.name, tunables, template.laws(), names, text, starts=template.guesses()))
         return tuple(self._shortlisted(definition, key, spaces)), tuple(mismatches)
 
     def candidate(self, definition: Definition, template: str, config: Mapping[str, ConfigValue]) -> Candidate:
@@ -206,8 +206,10 @@ class CutlassBackend:
         for space in spaces:
             if listed.get(space.template):
                 configs = tuple(config for template, config in ranked if template == space.template)
-                space = replace(space, configs=configs, num_first=NUM_FIRST)
-            yield space
+                starts = (*space.starts, *(Start("", config) for config in configs[:NUM_FIRST]))
+                yield replace(space, configs=configs, starts=starts)
+            else:
+                yield space
 
     def _artifact(self, rendered: _Rendered, facts: KernelFacts, launcher: Built) -> Artifact | BuildFailure:
         shared_bytes, threads = _launch_facts(launcher.object_path)

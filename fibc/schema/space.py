@@ -28,6 +28,20 @@ class Constraint:
 
 
 @dataclass(frozen=True)
+class Start:
+    """A guess that is tried before a search draws.
+
+    Attributes:
+        when: Where the guess is for, an expression over ``Space.constants``; empty: everywhere.
+        values: Some tunables; the others have their first choices that keep every constraint. A guess that keeps them
+            with no choice is no guess.
+    """
+
+    when: str
+    values: Config
+
+
+@dataclass(frozen=True)
 class Space:
     """What a study may ask for.
 
@@ -41,7 +55,7 @@ class Space:
         source_digest: Of the template's text: trials of another text are of another study.
         configs: Where given, no other config is valid: those that were compiled before, or that are worth a long build.
             The first one is the default.
-        num_first: How many of the valid ones a search tries before it draws any, in their order; the default is one.
+        starts: Guesses, best first. The first that is valid is the default, whatever the order of choices.
     """
 
     template: str
@@ -50,4 +64,4 @@ class Space:
     constants: Mapping[str, ConfigValue]
     source_digest: str = ""
     configs: tuple[Config, ...] | None = None
-    num_first: int = 1
+    starts: tuple[Start, ...] = ()

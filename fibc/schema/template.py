@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool, StrictInt, StrictStr, ValidationError
 from pydantic_core import PydanticCustomError
 
 from fibc.errors import SchemaError
@@ -20,7 +20,7 @@ from fibc.schema.expression import parse
 from fibc.schema.isa import ISA_NAMES
 from fibc.schema.launch import LaunchTable
 from fibc.schema.problems import describe, shown
-from fibc.schema.space import Config, Constraint
+from fibc.schema.space import Config, Constraint, Start
 
 BACKENDS = {"cpu": ".cpp.j2", "triton": ".py.j2", "cutlass": ".cu.j2", "cublaslt": ".lt.cpp.j2"}
 """The backends of templates, each with the suffix of its sources: a template's backend follows from its file."""
@@ -84,6 +84,13 @@ class Law(_Table):
     message: str
 
 
+class Guess(_Table):
+    """A config to try first, where ``when`` holds: values of some tunables, the others follow from the constraints."""
+
+    when: str
+    values: Annotated[dict[_Identifier, StrictBool | StrictInt | StrictStr], Field(min_length=1)]
+
+
 class Template(_Table):
     """A kernel template, ``<family>/<name>.toml`` beside its source, whose suffix ``BACKENDS`` has.
 
@@ -100,10 +107,11 @@ class Template(_Table):
         dtypes: Dtype variables, each with the dtypes that it stands for.
         constants: Numbers that the definition's reference must state: ``eps``.
         tunables: Choices; the first of each is the default.
-        shortlist: Where a build takes long, the configs that are worth one, each as tunables by their names; one that is
-            not named has its first choice. A search is held to those that keep the laws.
+        shortlist: Where a build takes long, the configs that are worth one, each as tunables by their names; one that
+            is not named has its first choice. A search is held to those that keep the laws.
         constraints: Laws between tunables, constant axes, dtype variables, their ``<variable>_bytes``, ``size`` and
             ``TARGET_NAMES``.
+        starts: Guesses at the best config, best first.
         max_offset_elems: Largest offset that the code computes.
         deterministic: Whether equal inputs give equal bits.
         launch: How a Triton kernel is launched.
@@ -124,6 +132,7 @@ class Template(_Table):
     tunables: dict[_Identifier, _Choices] = {}
     constraints: tuple[Law, ...] = ()
     shortlist: tuple[dict[str, ConfigValue], ...] = ()
+    starts: tuple[Guess, ...] = ()
     max_offset_elems: Annotated[int, Field(ge=1, le=2**63 - 1)] = 2**63 - 1
     deterministic: bool = True
     launch: LaunchTable | None = None
@@ -164,6 +173,10 @@ class Template(_Table):
         """Return the shortlist as configs, once each."""
         defaults = {name: choices[0] for name, choices in self.tunables.items()}
         return tuple(dict.fromkeys(tuple({**defaults, **values}.items()) for values in self.shortlist))
+
+    def guesses(self) -> tuple[Start, ...]:
+        """Return the starts as a space holds them."""
+        return tuple(Start(guess.when, tuple(guess.values.items())) for guess in self.starts)
 
     def problems(self) -> Iterator[str]:
         """Yield what no value shows alone: names that do not fit together, each as ``where: law, got``."""
@@ -210,6 +223,8 @@ class Template(_Table):
                 parse(law.expression, self.names)
             except SchemaError as error:
                 yield from (f"constraints[{index}].expression: {problem}" for problem in error.problems)
+        for index, guess in enumerate(self.starts):
+            yield from self._start_problems(f"starts[{index}]", guess)
         if (self.launch is not None) != (self.backend == "triton"):
             yield f"launch: must be there in a template with a {BACKENDS['triton']} source, and only there"
         if self.backend == "cublaslt" and (set(self.axes) != {"M", "N", "K"} or "T" not in self.dtypes):
@@ -219,6 +234,17 @@ class Template(_Table):
             ranks = {name: len(role.shape) for name, role in (*self.inputs.items(), *self.outputs.items())}
             for problem in self.launch.problems({*self.tunables, *self.fixed_names}, varying, ranks):
                 yield f"launch.{problem}"
+
+    def _start_problems(self, where: str, guess: Guess) -> Iterator[str]:
+        try:
+            parse(guess.when, {*self.fixed_names, SIZE_NAME})
+        except SchemaError as error:
+            yield from (f"{where}.when: {problem}" for problem in error.problems)
+        for name, value in guess.values.items():
+            choices = self.tunables.get(name, ())
+            if not any(value == choice and type(value) is type(choice) for choice in choices):
+                accepted = ", ".join(map(shown, choices)) or f"tunables: {', '.join(self.tunables)}"
+                yield f"{where}.values.{name}: must be a choice of a tunable, got {shown(value)} (accepted: {accepted})"
 
 
 def load_template(path: Path, root: Path) -> Template:
