@@ -42,7 +42,7 @@ DEFAULT_MAX_MB = 40.0
 what travels to a borrowed device is often limited to tens of megabytes."""
 
 DEFAULT_LOCK_WAIT_S = 60.0
-"""Seconds a second run on one ``--out`` waits for the first before it refuses."""
+"""Seconds a second run on one ``--out``, or on one GPU, waits for the first before it refuses."""
 
 
 def cache_dir() -> Path | None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +17,10 @@ from simulation import BLOCKS, Machine, write_definition
 
 import fibc
 import fibc.explore
+import fibc.pipeline
 import fibc.prove
+import fibc.task
+from fibc import gpu_lock, gpus
 from fibc.errors import GateError, InputError
 from fibc.paths import OutLayout
 from fibc.records import RecordLog
@@ -20,6 +28,7 @@ from fibc.runtime.package import load, read_table
 from fibc.schema.decision import Verdict
 from fibc.schema.evaluation import Status
 from fibc.schema.result import TuneResult
+from fibc.schema.silicon import Gpu
 
 SIZES = (1, 2, 3, 4, 7, 8)
 
@@ -275,6 +284,48 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(machine: Callable[...,
     assert result.table is None
     assert not made.asked
     assert not (tmp_path / "out").exists()
+
+
+def test_the_gpu_is_locked_while_anything_is_measured_and_at_no_other_time(
+    machine: Callable[..., Machine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = machine(lambda block, rows: 1.3)
+    seen: list[tuple[str, bool]] = []
+
+    @contextlib.contextmanager
+    def lock(gpu: Gpu | None, *, wait_s: float, say: Callable[[str], None]) -> Iterator[None]:
+        assert gpu is None  # of a CPU's environment
+        assert wait_s > 0
+        seen.append(("taken", not made.asked))
+        yield
+        seen.append(("given back", made.asked["benches"] > 2))
+
+    monkeypatch.setattr(fibc.pipeline, "lock_device", lock)
+    tune(tmp_path, dry_run=True)
+    assert seen == []
+    assert tune(tmp_path, sizes=tuple(range(17, 65)), split=(0.6, 0.2, 0.2)).test
+    assert seen == [("taken", True), ("given back", True)]
+    assert tune(tmp_path, sizes=tuple(range(17, 65)), split=(0.6, 0.2, 0.2)).up_to_date
+    assert len(seen) == 2
+
+
+def test_a_tune_is_refused_where_another_run_measures_on_the_gpu(
+    machine: Callable[..., Machine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = machine(lambda block, rows: 1.3)
+    gpu = gpus.stand_in("sm_90a")
+    monkeypatch.setattr(fibc.task, "_gpu", lambda options, *, needs_device: replace(gpu, uuid=f"GPU-{os.getpid()}"))
+    monkeypatch.setattr(fibc.pipeline, "DEFAULT_LOCK_WAIT_S", 0.0)
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    monkeypatch.setattr(gpu_lock, "lock_gpu", partial(gpu_lock.lock_gpu, directories=(shared,)))
+    (shared / f"fibc-GPU-{os.getpid()}.lock").touch()
+    with (shared / f"fibc-GPU-{os.getpid()}.lock").open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(InputError, match=f"gpu GPU-{os.getpid()}: another run measures there"):
+            tune(tmp_path)
+    assert not made.asked
 
 
 def test_an_out_that_cannot_be_written_is_refused_before_any_work(
