@@ -62,7 +62,9 @@ def tune(
     templates: Annotated[list[Path] | None, typer.Option(help="A directory with more kernel templates.")] = None,
     trials: Annotated[int, typer.Option(help="Trials per key.")] = settings.DEFAULT_TRIALS,
     budget_s: Annotated[float, typer.Option(help="Seconds for the whole run.")] = settings.DEFAULT_BUDGET_S,
-    timeout_s: Annotated[float, typer.Option(help="Seconds per candidate.")] = settings.DEFAULT_TIMEOUT_S,
+    timeout_s: Annotated[
+        float, typer.Option(help="Seconds per candidate (CUTLASS compiles in 300).")
+    ] = settings.DEFAULT_TIMEOUT_S,
     min_speedup: Annotated[
         float | None, typer.Option(help="Margin that a lower bound must beat. [default: 1.02 on a CPU, 1.01 on a GPU]")
     ] = None,

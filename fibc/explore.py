@@ -19,6 +19,7 @@ from fibc.schema.space import Space
 from fibc.search.store import StudyStore, Trial
 from fibc.search.study import KeyStudy, Proposal, open_study
 from fibc.search.warm import trailing, warm_start
+from fibc.settings import compile_timeout_s
 from fibc.shop import Shop
 
 HEAVY_TRIAL_S = 1.0
@@ -252,7 +253,7 @@ def _build(
         results |= backend.build(
             shop.task.definition,
             mine,
-            timeout_s=shop.budget.deadline_s(shop.task.options.timeout_s),
+            timeout_s=shop.budget.deadline_s(compile_timeout_s(backend.name, shop.task.options.timeout_s)),
             jobs=shop.task.options.jobs,
         )
     shop.artifacts |= {digest: built for digest, built in results.items() if isinstance(built, Artifact)}

@@ -25,7 +25,8 @@ class TuneOptions:
         templates: Directories with more kernel templates.
         trials: Trials per key.
         budget_s: Wall time of the whole run, in seconds; warm-up, reference and builds included.
-        timeout_s: Wall time of one candidate's build, and of its validation and timing, in seconds.
+        timeout_s: Wall time of one candidate's compilation, and of its validation and timing, in seconds; of a slow
+            compiler's compilation more (``settings.compile_timeout_s``).
         min_speedup: Margin that a lower bound must beat; None: the documented one of the target.
         alpha: Error per key.
         alpha_table: One guarantee over all keys: alpha is divided by their number.
