@@ -8,6 +8,7 @@ from typing import Any
 
 from fibc.schema.callspec import Argument, CallSpec
 from fibc.schema.candidate import TensorGuard
+from fibc.schema.definition import DTYPE_BITS
 from fibc.schema.silicon import CudaValidity
 from fibc.schema.table import CpuValidity, DispatchTable, Variant
 
@@ -257,4 +258,8 @@ def _check(guard: TensorGuard, tensor: TensorFacts, max_offset_elems: int) -> st
     last_offset = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=True))
     if last_offset > max_offset_elems:
         return "offset"
-    return HIT if tensor.address % guard.alignment_bytes == 0 else "alignment"
+    aligned = tensor.address % guard.alignment_bytes == 0
+    if guard.layout == "rows" and not contiguous:
+        elem_bytes = max(1, DTYPE_BITS[tensor.dtype] // 8)
+        aligned &= all(size == 1 or stride * elem_bytes % guard.alignment_bytes == 0 for size, stride in outer)
+    return HIT if aligned else "alignment"
