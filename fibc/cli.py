@@ -65,6 +65,9 @@ def tune(
     timeout_s: Annotated[
         float, typer.Option(help="Seconds per candidate (CUTLASS compiles in 300).")
     ] = settings.DEFAULT_TIMEOUT_S,
+    mode: Annotated[
+        str, typer.Option(help="How calls on a GPU are timed: graph, device or eager. [default: graph]")
+    ] = "",
     min_speedup: Annotated[
         float | None, typer.Option(help="Margin that a lower bound must beat. [default: 1.02 on a CPU, 1.01 on a GPU]")
     ] = None,
@@ -102,6 +105,7 @@ def tune(
         "trials": trials,
         "budget_s": budget_s,
         "timeout_s": timeout_s,
+        "mode": mode,
         "min_speedup": min_speedup,
         "alpha": alpha,
         "alpha_table": alpha_table,

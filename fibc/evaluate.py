@@ -98,6 +98,7 @@ class Evaluator:
         num_threads: int = 1,
     ) -> None:
         """Prepare; nothing is started.
+        mode: str = "",
 
         Args:
             silicon: A CPU with the threads of both sides, or a GPU. Either with its last cache.
@@ -108,6 +109,7 @@ class Evaluator:
             num_threads: Of workers for a GPU.
         """
         gpu = silicon if isinstance(silicon, Gpu) else None
+            mode: How calls are timed, one of ``schema.options.MODES``; empty: the target's own.
         ram_bytes = memory_bytes() if gpu is None else gpu.validity.memory_bytes
         cache_bytes = silicon.validity.l2_bytes if isinstance(silicon, Gpu) else silicon.l3_bytes
         self._definition = definition
@@ -123,7 +125,7 @@ class Evaluator:
             data_bytes=min(DATA_BYTES, int(ram_bytes * DATA_FRACTION)),
             seed=seed,
             device="cpu" if gpu is None else "cuda",
-            mode="eager" if gpu is None else "graph",
+            mode=mode or (CPU_MODE if gpu is None else MODES[0]),
             gpu=None if gpu is None else codec.to_plain(gpu),
         )
         processes = CpuProcesses if gpu is None else GpuProcess
@@ -153,7 +155,7 @@ class Evaluator:
             "threads": str(self._setup.num_threads),
             "malloc": MALLOC_TUNABLES,
             "mode": self._setup.mode,
-            "timer": "cuda_event" if on_gpu else "steady_clock",
+            "timer": "cuda_event" if on_gpu and self._setup.mode != "eager" else "steady_clock",
         }
 
     # Checks ----------------------------------------------------------------------------------------------------------

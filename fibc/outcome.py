@@ -44,6 +44,7 @@ def dry_run(task: Task, layout: OutLayout) -> TuneResult:
             "target": str(task.backends[0].target),
             "native": task.native.name,
             "workloads": len(task.workloads),
+            "mode": task.mode,
             "keys": len(task.keys),
             "templates": len(spaces),
             "candidates": num_configs,

@@ -161,6 +161,7 @@ def _work(task: Task, layout: OutLayout, cache: Cache, budget: Budget, progress:
             seed=options.seed,
             workloads=task.workloads,
             num_threads=task.environment.num_threads,
+            mode=task.mode,
         ) as evaluator,
     ):
         shop = Shop(task, evaluator, conditions_of(evaluator), budget, log, verdicts, progress)

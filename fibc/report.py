@@ -94,8 +94,10 @@ def print_built(console: Console, result: BuildResult) -> None:
 def print_table(console: Console, table: DispatchTable) -> None:
     """Print a dispatch table as people read it: a line per cell, then what did not match."""
     names = ", ".join(feature.name for feature in table.features)
+    timed = sorted({item.mode for row in table.rows for item in (*row.confirm, *row.reconfirm)})
+    mode = f"  mode {', '.join(timed)}" if timed and table.target.startswith("cuda") else ""
     console.print(
-        f"{table.definition}  target {table.target}  native {table.native.name}  margin {table.min_speedup:g}",
+        f"{table.definition}  target {table.target}  native {table.native.name}  margin {table.min_speedup:g}{mode}",
         highlight=False,
         markup=False,
         soft_wrap=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fibc import gpus, settings
 from fibc.backends import native as native_kernels
@@ -15,11 +16,12 @@ from fibc.backends.registry import DEFAULTS, NAMES, make_backends
 from fibc.cache import Cache
 from fibc.environment import Environment, detect
 from fibc.errors import InputError, ToolchainError
+from fibc.schema import codec
 from fibc.schema.cells import default_features, make_keys, tuning_order
 from fibc.schema.definition import Definition, load_definition
 from fibc.schema.digest import digest_json
 from fibc.schema.feature import Feature, FeatureKey
-from fibc.schema.options import TARGETS, TuneOptions
+from fibc.schema.options import CPU_MODE, MODES, TARGETS, TuneOptions
 from fibc.schema.policy import Policy
 from fibc.schema.result import SetSizes
 from fibc.schema.sets import Sets, split
@@ -37,6 +39,7 @@ class Task:
         workloads: As recorded, or swept.
         keys: In the order in which the budget is spent.
         notes: What the user must read about workloads and native.
+        mode: How calls are timed, one of ``schema.options.MODES``.
         synthetic: Nobody recorded the workloads.
         evidence_digest: Digest of what measurements depend on; others' evidence is not used.
         fingerprint: Digest of what decisions depend on; equal means that nothing is left to do.
@@ -53,6 +56,7 @@ class Task:
     policy: Policy
     options: TuneOptions
     notes: tuple[str, ...]
+    mode: str
     synthetic: bool
     evidence_digest: str
     fingerprint: str
@@ -99,6 +103,7 @@ def read_task(
     recorded = found[0] if found is not None else synthetic_sweep(contract)
     synthetic = all(workload.synthesised for workload in recorded)
     gpu = _gpu(options, needs_device=needs_device)
+    mode = _mode(options, gpu)
     environment = detect(gpu=gpu)
     names = options.backends or DEFAULTS["cpu" if gpu is None else "cuda"]
     backends = make_backends(names, environment, cache, [Path(path) for path in options.templates])
@@ -115,7 +120,7 @@ def read_task(
         alpha=options.alpha,
         num_keys=len(keys) if options.alpha_table else 1,
     )
-    evidence_digest = digest_json([environment.digest, native.digest])
+    evidence_digest = digest_json([environment.digest, native.digest, *_timed(environment, mode)])
     return Task(
         definition=contract,
         workloads=tuple(recorded),
@@ -128,6 +133,7 @@ def read_task(
         policy=policy,
         options=options,
         notes=(*_notes(contract, sets, native, synthetic=synthetic), *compiled_notes),
+        mode=mode,
         synthetic=synthetic,
         evidence_digest=evidence_digest,
         fingerprint=digest_json(
@@ -174,6 +180,29 @@ def _gpu(options: TuneOptions, *, needs_device: bool) -> Gpu | None:
             "that CUDA_VISIBLE_DEVICES shows first; without one --compile-only)"
         )
     return gpu
+
+
+def _mode(options: TuneOptions, gpu: Gpu | None) -> str:
+    """Return how calls are timed.
+
+    Raises:
+        InputError: If the target has no such mode.
+    """
+    if gpu is not None:
+        return options.mode or MODES[0]
+    if options.mode not in ("", CPU_MODE):
+        raise InputError(f"--mode: needs a GPU for {options.mode}, the target is a CPU (accepted: {CPU_MODE})")
+    return CPU_MODE
+
+
+def _timed(environment: Environment, mode: str) -> list[Any]:
+    """Return what evidence depends on beside the environment: a mode that is not the target's own.
+
+    A caller without graphs pays for the host too, so its CPU belongs to evidence of the eager mode.
+    """
+    if environment.gpu is None or mode == MODES[0]:
+        return []
+    return [mode, codec.to_plain(environment.cpu_validity())] if mode == "eager" else [mode]
 
 
 def _over_store(

@@ -67,6 +67,8 @@ def edited(tmp_path: Path, **changes: Any) -> Path:
         (("--budget-s", "-1"), "--budget-s"),
         (("--timeout-s", "0"), "--timeout-s"),
         (("--min-speedup", "0.5"), "--min-speedup"),
+        (("--mode", "hot"), "--mode"),
+        (("--mode", "graph", "--target", "cpu"), "--mode: needs a GPU for graph"),
         (("--alpha", "0.7"), "--alpha"),
         (("--split", "0.5,0.5"), "--split"),
         (("--split", "a,b,c"), "--split"),

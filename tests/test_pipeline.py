@@ -21,14 +21,19 @@ import fibc.pipeline
 import fibc.prove
 import fibc.task
 from fibc import gpu_lock, gpus
+from fibc.cache import Cache
+from fibc.environment import detect
 from fibc.errors import GateError, InputError
 from fibc.paths import OutLayout
 from fibc.records import RecordLog
 from fibc.runtime.package import load, read_table
 from fibc.schema.decision import Verdict
+from fibc.schema.digest import digest_json
 from fibc.schema.evaluation import Status
+from fibc.schema.options import MODES, TuneOptions
 from fibc.schema.result import TuneResult
 from fibc.schema.silicon import Gpu
+from fibc.task import Task, read_task
 
 SIZES = (1, 2, 3, 4, 7, 8)
 
@@ -223,10 +228,6 @@ def test_the_boundary_set_takes_a_row_back(machine: Callable[..., Machine], tmp_
 
 def tune_sets(tmp_path: Path, sizes: tuple[int, ...]) -> dict[str, list[int]]:
     """Return the sizes of the boundary set, and of all points, as the pipeline will see them."""
-    from fibc.cache import Cache
-    from fibc.schema.options import TuneOptions
-    from fibc.task import read_task
-
     task = read_task(write_definition(tmp_path / "defs", sizes), None, TuneOptions(split=(0.6, 0.2, 0.2)), Cache())
     points = [dict(point.axes)["rows"] for key in task.keys for point in key.points]
     return {"boundary": [workload.axes["rows"] for workload in task.sets.boundary], "points": points}
@@ -326,6 +327,53 @@ def test_a_tune_is_refused_where_another_run_measures_on_the_gpu(
         with pytest.raises(InputError, match=f"gpu GPU-{os.getpid()}: another run measures there"):
             tune(tmp_path)
     assert not made.asked
+
+
+def test_evidence_of_one_mode_is_not_evidence_of_another(
+    machine: Callable[..., Machine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(lambda block, rows: 1.3)
+    path = write_definition(tmp_path / "defs", SIZES)
+
+    def task(mode: str = "", **changed: Any) -> Task:
+        return read_task(path, None, TuneOptions(mode=mode, **changed), Cache())
+
+    assert (task().mode, task("eager").mode) == ("eager", "eager")
+    assert task().evidence_digest == task("eager").evidence_digest
+    gpu = gpus.stand_in("sm_90a")
+    monkeypatch.setattr(fibc.task, "_gpu", lambda options, *, needs_device: gpu)
+    default = task()
+    assert default.mode == "graph"
+    assert default.evidence_digest == task("graph").evidence_digest == default_digest(default)
+    digests = {mode: task(mode).evidence_digest for mode in MODES}
+    prints = {mode: task(mode).fingerprint for mode in MODES}
+    assert len(set(digests.values())) == len(set(prints.values())) == 3
+    other = replace(detect(gpu=gpu), model="another CPU")
+    monkeypatch.setattr(fibc.task, "detect", lambda *, gpu: other)
+    moved = {mode for mode in MODES if task(mode).evidence_digest != digests[mode]}
+    assert moved == {"eager"}, "without graphs a caller pays for the host"
+
+
+def default_digest(task: Task) -> str:
+    """Return the digest under which evidence of the default mode has always been recorded."""
+    return digest_json([task.environment.digest, task.native.digest])
+
+
+def test_the_mode_reaches_the_workers_and_the_plan(
+    machine: Callable[..., Machine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(lambda block, rows: 1.3)
+    assert tune(tmp_path, dry_run=True).plan["mode"] == "eager"
+    given: list[str] = []
+    made = fibc.pipeline.Evaluator
+
+    def spy(*arguments: Any, mode: str, **options: Any) -> Any:
+        given.append(mode)
+        return made(*arguments, **options)
+
+    monkeypatch.setattr(fibc.pipeline, "Evaluator", spy)
+    tune(tmp_path, mode="eager")
+    assert given == ["eager"]
 
 
 def test_an_out_that_cannot_be_written_is_refused_before_any_work(

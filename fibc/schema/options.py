@@ -12,6 +12,12 @@ from fibc.schema.arch import ARCH_NAMES
 TARGETS = ("", "cpu", "cuda", *(f"cuda:{name}" for name in ARCH_NAMES))
 """What ``--target`` takes; empty is the first visible GPU, else the CPU."""
 
+MODES = ("graph", "device", "eager")
+"""What ``--mode`` takes: how calls on a GPU are timed (``fibc/timing_cuda.py``); the first is the default."""
+
+CPU_MODE = "eager"
+"""The only one on a CPU."""
+
 
 @dataclass(frozen=True)
 class TuneOptions:
@@ -27,6 +33,7 @@ class TuneOptions:
         budget_s: Wall time of the whole run, in seconds; warm-up, reference and builds included.
         timeout_s: Wall time of one candidate's compilation, and of its validation and timing, in seconds; of a slow
             compiler's compilation more (``settings.compile_timeout_s``).
+        mode: One of ``MODES``; empty: the documented one of the target. Calls on a CPU have ``CPU_MODE`` alone.
         min_speedup: Margin that a lower bound must beat; None: the documented one of the target.
         alpha: Error per key.
         alpha_table: One guarantee over all keys: alpha is divided by their number.
@@ -47,6 +54,7 @@ class TuneOptions:
     trials: int = settings.DEFAULT_TRIALS
     budget_s: float = settings.DEFAULT_BUDGET_S
     timeout_s: float = settings.DEFAULT_TIMEOUT_S
+    mode: str = ""
     min_speedup: float | None = None
     alpha: float = settings.DEFAULT_ALPHA
     alpha_table: bool = False
@@ -88,6 +96,7 @@ class TuneOptions:
                 len(self.split) == 3 and min(self.split) >= 0 and self.split[0] > 0 and abs(sum(self.split) - 1) < 1e-6,
                 "three fractions that sum to 1, the first above 0, for example 0.6,0.2,0.2",
             ),
+            ("--mode", self.mode, self.mode in ("", *MODES), ", ".join(MODES)),
             ("--target", self.target, self.target in TARGETS, ", ".join(filter(None, TARGETS))),
         )
         problems = [
