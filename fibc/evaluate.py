@@ -23,6 +23,8 @@ from fibc.schema.candidate import NATIVE, Artifact, Candidate
 from fibc.schema.definition import Definition
 from fibc.schema.evaluation import Arm, Correctness, Status
 from fibc.schema.feature import FeatureKey, Point
+from fibc.schema.observed import Observed
+from fibc.schema.options import CPU_MODE, MODES
 from fibc.schema.silicon import Gpu
 from fibc.schema.table import CpuValidity, NativeSource
 from fibc.schema.workload import Workload
@@ -96,9 +98,9 @@ class Evaluator:
         seed: int,
         workloads: Iterable[Workload] = (),
         num_threads: int = 1,
+        mode: str = "",
     ) -> None:
         """Prepare; nothing is started.
-        mode: str = "",
 
         Args:
             silicon: A CPU with the threads of both sides, or a GPU. Either with its last cache.
@@ -107,9 +109,9 @@ class Evaluator:
             seed: Of inputs of validations and screens; sessions have their own.
             workloads: Those that points name.
             num_threads: Of workers for a GPU.
+            mode: How calls are timed, one of ``schema.options.MODES``; empty: the target's own.
         """
         gpu = silicon if isinstance(silicon, Gpu) else None
-            mode: How calls are timed, one of ``schema.options.MODES``; empty: the target's own.
         ram_bytes = memory_bytes() if gpu is None else gpu.validity.memory_bytes
         cache_bytes = silicon.validity.l2_bytes if isinstance(silicon, Gpu) else silicon.l3_bytes
         self._definition = definition
@@ -157,6 +159,11 @@ class Evaluator:
             "mode": self._setup.mode,
             "timer": "cuda_event" if on_gpu and self._setup.mode != "eager" else "steady_clock",
         }
+
+    @property
+    def observed(self) -> Observed | None:
+        """What was seen of the GPU while pairs were timed; None on a CPU. A worker that serves is asked."""
+        return self._processes.observed()
 
     # Checks ----------------------------------------------------------------------------------------------------------
 

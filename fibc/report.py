@@ -231,6 +231,8 @@ def _print_counts(console: Console, result: TuneResult) -> None:
     console.print(f"trials    {trials or 'none'}", highlight=False)
     if stages:
         console.print(f"time      {stages}", highlight=False)
+    if result.observed is not None:
+        console.print(f"gpu       {result.observed}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _print_plan(console: Console, result: TuneResult) -> None:

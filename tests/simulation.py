@@ -25,6 +25,7 @@ from fibc.schema.definition import Definition
 from fibc.schema.digest import digest_json
 from fibc.schema.evaluation import Arm, Correctness, Status
 from fibc.schema.feature import FeatureKey, Point
+from fibc.schema.observed import Observed
 from fibc.schema.space import Space, Tunable
 
 BLOCKS = (1, 2, 3, 4, 5, 6)
@@ -79,6 +80,7 @@ class Machine:
         twins: Blocks with the object code of another block.
         gate_bias: True speedup of native against itself, as a biased host shows it.
         interrupt_after: Ctrl-C comes with this validation.
+        observed: What is seen of a GPU.
         asked: Counts of what was done.
     """
 
@@ -89,6 +91,7 @@ class Machine:
     twins: Mapping[int, int] = field(default_factory=dict)
     gate_bias: float = 1.0
     interrupt_after: int | None = None
+    observed: Observed | None = None
     asked: Counter[str] = field(default_factory=Counter)
     tried: Counter[tuple[str, int]] = field(default_factory=Counter)
 
@@ -170,6 +173,7 @@ class SimulatedEvaluator:
         self._machine = machine
         self._seeds = itertools.count()
         self.late_failures: dict[str, Outcome] = {}
+        self.observed: Observed | None = machine.observed
         backend = SimulatedBackend(machine)
         every = [backend.candidate(definition, "toy/kernel", {"block": block}) for block in BLOCKS]
         self._blocks = {candidate.digest: block_of(candidate) for candidate in every}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from simulation import BLOCKS, Machine, write_definition
 
 import fibc
@@ -20,16 +22,18 @@ import fibc.explore
 import fibc.pipeline
 import fibc.prove
 import fibc.task
-from fibc import gpu_lock, gpus
+from fibc import gpu_lock, gpus, report
 from fibc.cache import Cache
 from fibc.environment import detect
 from fibc.errors import GateError, InputError
 from fibc.paths import OutLayout
 from fibc.records import RecordLog
 from fibc.runtime.package import load, read_table
+from fibc.schema import codec
 from fibc.schema.decision import Verdict
 from fibc.schema.digest import digest_json
 from fibc.schema.evaluation import Status
+from fibc.schema.observed import Observed
 from fibc.schema.options import MODES, TuneOptions
 from fibc.schema.result import TuneResult
 from fibc.schema.silicon import Gpu
@@ -374,6 +378,21 @@ def test_the_mode_reaches_the_workers_and_the_plan(
     monkeypatch.setattr(fibc.pipeline, "Evaluator", spy)
     tune(tmp_path, mode="eager")
     assert given == ["eager"]
+
+
+def test_what_was_seen_of_the_gpu_is_in_the_result_and_recorded(
+    machine: Callable[..., Machine], tmp_path: Path
+) -> None:
+    seen = Observed(40, 2, {"an XID event (79)": 1}, {"driver": "580"})
+    machine(lambda block, rows: 1.3, observed=seen)
+    result = tune(tmp_path)
+    assert result.observed == seen
+    log = RecordLog(OutLayout(tmp_path / "out").records("toy"), definition="", environment="")
+    assert [codec.from_plain(Observed, r.value) for r in log.read() if r.kind == "observed"] == [seen]
+    text = io.StringIO()
+    report.print_result(Console(file=text, width=200), result)
+    shown = "1 of 40 timed pairs discarded (1 for an XID event (79)), 2 under the software power cap"
+    assert f"gpu       {shown}\n" in text.getvalue()
 
 
 def test_an_out_that_cannot_be_written_is_refused_before_any_work(
