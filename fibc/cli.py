@@ -91,6 +91,9 @@ def tune(
     compiled_only: Annotated[
         bool, typer.Option("--compiled-only", help="Search only what --compile-only left in --out.")
     ] = False,
+    sanitize: Annotated[
+        bool, typer.Option("--sanitize", help="Run every finalist under NVIDIA's compute-sanitizer first.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
 ) -> None:
@@ -115,6 +118,7 @@ def tune(
         "fresh": fresh,
         "dry_run": dry_run,
         "compiled_only": compiled_only,
+        "sanitize": sanitize,
     }
     if jobs is not None:
         options["jobs"] = jobs

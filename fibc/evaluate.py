@@ -161,6 +161,11 @@ class Evaluator:
         }
 
     @property
+    @property
+    def setup(self) -> Setup:
+        """What workers are told first."""
+        return self._setup
+
     def observed(self) -> Observed | None:
         """What was seen of the GPU while pairs were timed; None on a CPU. A worker that serves is asked."""
         return self._processes.observed()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from pathlib import Path
 
-from fibc import decide
+from fibc import decide, sanitize
 from fibc.backends.solutions import solution_form
 from fibc.cache import Cache
 from fibc.clock import now
@@ -62,7 +62,7 @@ def make_table(shop: Shop, proof: Proof, *, interrupted: bool) -> DispatchTable:
         regions=lower.lower(proof.decisions, variants, shop.artifacts),
         validity=task.environment.validity(),
         target=str(task.backends[0].target),
-        environment=task.environment.facts(),
+        environment=task.environment.facts() | sanitize.facts(shop, {v.candidate.digest for v in variants}),
         alpha=task.policy.key_alpha,
         min_speedup=task.policy.min_speedup,
         expected_false_replacements=decide.expected_false_replacements(proof.num_tested, task.policy),

@@ -124,6 +124,8 @@ def print_table(console: Console, table: DispatchTable) -> None:
     )
     if table.target.startswith("cuda"):
         console.print(f"served by {_served_by(table)}", highlight=False, markup=False, soft_wrap=True)
+    if "sanitizer" in table.environment:
+        console.print(f"sanitized by {table.environment['sanitizer']}", highlight=False, markup=False, soft_wrap=True)
     for template, reason in table.mismatches:
         line = f"  template {template} does not match: {reason}"
         console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fibc import gpus, settings
+from fibc import sanitizer as sanitizers
 from fibc.backends import native as native_kernels
 from fibc.backends.base import Backend
 from fibc.backends.compiled import CompiledBackend
@@ -16,6 +17,7 @@ from fibc.backends.registry import DEFAULTS, NAMES, make_backends
 from fibc.cache import Cache
 from fibc.environment import Environment, detect
 from fibc.errors import InputError, ToolchainError
+from fibc.sanitizer import PROGRAM, Sanitizer
 from fibc.schema import codec
 from fibc.schema.cells import default_features, make_keys, tuning_order
 from fibc.schema.definition import Definition, load_definition
@@ -40,6 +42,7 @@ class Task:
         keys: In the order in which the budget is spent.
         notes: What the user must read about workloads and native.
         mode: How calls are timed, one of ``schema.options.MODES``.
+        sanitizer: What finalists are run under; None where it is not asked for.
         synthetic: Nobody recorded the workloads.
         evidence_digest: Digest of what measurements depend on; others' evidence is not used.
         fingerprint: Digest of what decisions depend on; equal means that nothing is left to do.
@@ -57,6 +60,7 @@ class Task:
     options: TuneOptions
     notes: tuple[str, ...]
     mode: str
+    sanitizer: Sanitizer | None
     synthetic: bool
     evidence_digest: str
     fingerprint: str
@@ -104,6 +108,7 @@ def read_task(
     synthetic = all(workload.synthesised for workload in recorded)
     gpu = _gpu(options, needs_device=needs_device)
     mode = _mode(options, gpu)
+    sanitizer = _sanitizer(options, gpu) if needs_device else None
     environment = detect(gpu=gpu)
     names = options.backends or DEFAULTS["cpu" if gpu is None else "cuda"]
     backends = make_backends(names, environment, cache, [Path(path) for path in options.templates])
@@ -134,6 +139,7 @@ def read_task(
         options=options,
         notes=(*_notes(contract, sets, native, synthetic=synthetic), *compiled_notes),
         mode=mode,
+        sanitizer=sanitizer,
         synthetic=synthetic,
         evidence_digest=evidence_digest,
         fingerprint=digest_json(
@@ -144,6 +150,7 @@ def read_task(
                 [backend.fingerprint(contract) for backend in backends],
                 repr(policy),
                 [options.trials, list(options.split), options.seed],
+                *([str(sanitizer)] if sanitizer is not None else []),
             ]
         ),
     )
@@ -193,6 +200,20 @@ def _mode(options: TuneOptions, gpu: Gpu | None) -> str:
     if options.mode not in ("", CPU_MODE):
         raise InputError(f"--mode: needs a GPU for {options.mode}, the target is a CPU (accepted: {CPU_MODE})")
     return CPU_MODE
+
+
+def _sanitizer(options: TuneOptions, gpu: Gpu | None) -> Sanitizer | None:
+    """Return the sanitizer that is asked for.
+
+    Raises:
+        InputError: If the target is no GPU.
+        ToolchainError: If it is not installed.
+    """
+    if not options.sanitize:
+        return None
+    if gpu is None:
+        raise InputError(f"--sanitize: needs a GPU, the target is a CPU (accepted: --target cuda, or no {PROGRAM})")
+    return sanitizers.find()
 
 
 def _timed(environment: Environment, mode: str) -> list[Any]:

@@ -82,6 +82,7 @@ class Machine:
         interrupt_after: Ctrl-C comes with this validation.
         observed: What is seen of a GPU.
         asked: Counts of what was done.
+        alone: Speedup of a block that runs alone for long, where it is not 1.1.
     """
 
     directory: Path
@@ -93,6 +94,7 @@ class Machine:
     interrupt_after: int | None = None
     observed: Observed | None = None
     asked: Counter[str] = field(default_factory=Counter)
+    alone: Mapping[int, float] = field(default_factory=dict)
     tried: Counter[tuple[str, int]] = field(default_factory=Counter)
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,6 +176,7 @@ class SimulatedEvaluator:
         self._seeds = itertools.count()
         self.late_failures: dict[str, Outcome] = {}
         self.observed: Observed | None = machine.observed
+        self.setup = None
         backend = SimulatedBackend(machine)
         every = [backend.candidate(definition, "toy/kernel", {"block": block}) for block in BLOCKS]
         self._blocks = {candidate.digest: block_of(candidate) for candidate in every}

@@ -68,6 +68,7 @@ def edited(tmp_path: Path, **changes: Any) -> Path:
         (("--timeout-s", "0"), "--timeout-s"),
         (("--min-speedup", "0.5"), "--min-speedup"),
         (("--mode", "hot"), "--mode"),
+        (("--sanitize", "--target", "cpu"), "--sanitize: needs a GPU"),
         (("--mode", "graph", "--target", "cpu"), "--mode: needs a GPU for graph"),
         (("--alpha", "0.7"), "--alpha"),
         (("--split", "0.5,0.5"), "--split"),

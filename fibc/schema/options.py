@@ -43,6 +43,7 @@ class TuneOptions:
         jobs: Compilers at once.
         fresh: Forget studies and evidence of this definition first.
         dry_run: Say what would be done, and do nothing.
+        sanitize: Run finalists under compute-sanitizer; what it finds costs the candidate.
         compiled_only: Search only inside what ``--compile-only`` left in ``out``. Without a backend's compiler that is
             so in any case.
     """
@@ -65,6 +66,7 @@ class TuneOptions:
     fresh: bool = False
     dry_run: bool = False
     compiled_only: bool = False
+    sanitize: bool = False
 
     @property
     def target_kind(self) -> str:
