@@ -1,7 +1,7 @@
 """Calls a candidate once and does nothing else on the device: what runs under a sanitizer.
 
-A request in JSON on standard input: ``setup`` (``worker.Setup``), ``point`` and ``artifact``. Inputs are made on the
-CPU and copied, so that no kernel but the candidate's runs. ``STARTED`` is printed before it is called.
+Its argument is a file with a request in JSON: ``setup`` (``worker.Setup``), ``point`` and ``artifact``. Inputs are made
+on the CPU and copied, so that no kernel but the candidate's runs. ``STARTED`` is printed before it is called.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def call_once(setup: Setup, point: Point, artifact: Artifact) -> None:
         torch.cuda.synchronize()
 
 
-def main() -> None:
-    """Serve the request on standard input."""
-    request = json.load(sys.stdin)
+def main(path: str) -> None:
+    """Serve the request in the file ``path``."""
+    request = json.loads(Path(path).read_bytes())
     torch.set_grad_enabled(False)
     call_once(
         codec.from_plain(Setup, request["setup"]),
@@ -62,4 +62,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

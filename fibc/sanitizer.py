@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,21 +114,23 @@ def sanitize(
 def _run(
     sanitizer: Sanitizer, setup: Setup, artifact: Artifact, point: Point, tool: str, timeout_s: float
 ) -> tuple[Status, str]:
-    request = {"setup": setup, "point": point, "artifact": artifact}
-    done = isolation.run(
-        [
-            *(sanitizer.path, "--tool", tool, "--error-exitcode", str(FINDING_STATUS), *OPTIONS),
-            *(sys.executable, "-P", "-m", "fibc.sanitize_child"),
-        ],
-        timeout_s=timeout_s,
-        # every tensor is an allocation of its own, past whose end the tool sees
-        env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
-        stdin=json.dumps({name: codec.to_plain(value) for name, value in request.items()}).encode(),
-    )
+    parts = {"setup": setup, "point": point, "artifact": artifact}
+    with tempfile.NamedTemporaryFile("w", prefix="fibc-sanitize-", suffix=".json") as request:
+        json.dump({name: codec.to_plain(value) for name, value in parts.items()}, request)
+        request.flush()
+        done = isolation.run(
+            [
+                *(sanitizer.path, "--tool", tool, "--error-exitcode", str(FINDING_STATUS), *OPTIONS),
+                *(sys.executable, "-P", "-m", "fibc.sanitize_child", request.name),
+            ],
+            timeout_s=timeout_s,
+            # every tensor is an allocation of its own, past whose end the tool sees
+            env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+        )
     said = f"{sanitizer} --tool {tool} at {point}: {done.stdout}{done.stderr_tail}"[-LOG_CHARS:].strip()
     if done.timed_out:
         return Status.TIMEOUT, f"{PROGRAM} --tool {tool} took longer than {timeout_s:.0f} s\n{said}"
-    if STARTED not in done.stdout:
+    if STARTED not in done.stdout:  # a tool that cannot start the process may end with 0 all the same
         raise EvaluationError(f"--sanitize: must start, and did not:\n{said}")
     if done.returncode == 0:
         return Status.PASSED, ""

@@ -102,7 +102,8 @@ def test_a_sound_finalist_is_called_once_under_each_tool(tool: Sanitizer, librar
     assert [options[:4] for options, _, _ in seen] == [
         ["--tool", name, "--error-exitcode", str(FINDING_STATUS)] for name in tools
     ]
-    assert {tuple(command) for _, command, _ in seen} == {(sys.executable, "-P", "-m", "fibc.sanitize_child")}
+    assert {tuple(command[:-1]) for _, command, _ in seen} == {(sys.executable, "-P", "-m", "fibc.sanitize_child")}
+    assert not any(Path(command[-1]).exists() for _, command, _ in seen), "no request is left behind"
     assert {caching for _, _, caching in seen} == {"1"}, "every tensor is an allocation of its own"
 
 
@@ -136,6 +137,14 @@ def test_a_finalist_that_fails_under_a_tool_is_blamed(
 def test_what_fails_before_the_candidate_is_called_is_nobodys_fault(tool: Sanitizer, library: Path) -> None:
     with pytest.raises(EvaluationError, match="--sanitize: must start, and did not"):
         run(tool, library, "good", setup=replace(SETUP, harness_path="/nowhere.py"))
+
+
+def test_a_tool_that_starts_nothing_and_says_that_all_is_well_is_not_believed(tool: Sanitizer, library: Path) -> None:
+    tool.path.write_text(
+        "#!/bin/sh\necho '========= Target application terminated before first instrumented API call'\n"
+    )
+    with pytest.raises(EvaluationError, match="terminated before first instrumented API call"):
+        run(tool, library, "good")
 
 
 def test_a_library_is_held_to_memcheck_alone(library: Path) -> None:
