@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -58,6 +58,8 @@ class Surroundings:
         num_threads: What ``torch.get_num_threads()`` says; None stands for the table's own.
         watched: A dispatch mode of torch is active, or forward-mode differentiation.
         devices: Of each GPU ``hit`` where it is ready, or why no variant can serve on it; one that is missing is ready.
+        declined: Of each GPU the symbols of variants that declined to load there while others did, as
+            ``environment["devices"]`` of a module says: they call another version of a library than torch has loaded.
     """
 
     isa: tuple[str, ...]
@@ -67,6 +69,7 @@ class Surroundings:
     watched: bool = False
     grad_mode: bool = False
     devices: Mapping[str, str] = field(default_factory=dict)
+    declined: Mapping[str, Collection[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,12 @@ def choose(table: DispatchTable, inputs: Sequence[Value], around: Surroundings) 
     choice = choose_axes(table, axes, around, inputs)
     if choice.reason != HIT or isinstance(validity, CpuValidity):
         return choice
-    return replace(choice, reason=around.devices.get(place, HIT))
+    reason = around.devices.get(place, HIT)
+    assert choice.region is not None
+    symbol = table.variants[table.regions[choice.region].variant].symbol
+    if reason == HIT and symbol in around.declined.get(place, ()):
+        reason = "load"
+    return replace(choice, reason=reason)
 
 
 def choose_axes(
