@@ -66,7 +66,6 @@ def synchronize() -> None:
 
 
 if __name__ == "__main__":
-    torch.cuda.init = lambda: None  # type: ignore[assignment]
-    torch.cuda.synchronize = synchronize  # type: ignore[assignment]
-    gpu_worker.open_monitor = open_monitor  # type: ignore[assignment]
+    vars(torch.cuda).update(init=lambda: None, synchronize=synchronize)
+    vars(gpu_worker).update(open_monitor=open_monitor)
     main(StandinGpuWorker, sys.argv[1:])

@@ -8,15 +8,17 @@ import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from test_evaluate import KEY, NATIVE_SOURCE, REFERENCE, artifact, candidate, definition
 
-from fibc import child, gpu_process, gpus, isolation
+from fibc import child, gpu_process, gpus, isolation, sustained
 from fibc.bench import ArmFailed
 from fibc.evaluate import Evaluator
 from fibc.gpu_process import GpuProcess
+from fibc.process_bench import ProcessBench
 from fibc.schema.evaluation import Arm, Status
 from fibc.schema.observed import Observed
 from fibc.schema.table import NativeSource
@@ -93,6 +95,7 @@ def test_an_error_that_sticks_in_a_session_costs_one_restart_and_other_samples_s
             effects.append(math.log(session.pair(0, True)[0]))
         assert num_workers(running) == 3
     assert all(math.isfinite(effect) for effect in effects)
+    assert isinstance(bench, ProcessBench)
     assert set(bench.failed) == {1}
     with running.bench(arms[:1], built, [KEY], fresh_process=True).session(6) as session:
         assert all(seconds > 0 for seconds in session.pair(0, True))
@@ -121,6 +124,20 @@ def test_one_monitor_watches_every_session_of_a_worker_and_discards_are_summed(
     with bench.session(9) as session:
         session.pair(0, True)
     assert observed(running).timed == seen.timed + 1
+
+
+def test_a_winner_is_run_alone_in_blocks_and_one_that_fails_there_is_blamed(
+    running: Evaluator, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fibc.process_bench.check_sustained", partial(sustained.check_sustained, block_s=0.05))
+    point = KEY.points[1]
+    seen = running.sustained("good_on_device", artifact(library, "good_on_device"), point)
+    assert 0.001 < seen.speedup < 1, "the stand-in calls a kernel through ctypes"
+    assert not seen.holds
+    with pytest.raises(ArmFailed) as failed:
+        running.sustained("loses_context_later", artifact(library, "loses_context_later"), point)
+    assert failed.value.status is Status.RUNTIME_ERROR
+    assert running.sustained("good_on_device", artifact(library, "good_on_device"), point).speedup > 0.001
 
 
 def test_a_gpu_that_cannot_be_observed_is_measured_and_the_result_says_so(

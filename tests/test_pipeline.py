@@ -21,6 +21,7 @@ import fibc
 import fibc.explore
 import fibc.pipeline
 import fibc.prove
+import fibc.sustain
 import fibc.task
 from fibc import gpu_lock, gpus, report
 from fibc.cache import Cache
@@ -369,7 +370,7 @@ def test_the_mode_reaches_the_workers_and_the_plan(
     machine(lambda block, rows: 1.3)
     assert tune(tmp_path, dry_run=True).plan["mode"] == "eager"
     given: list[str] = []
-    made = fibc.pipeline.Evaluator
+    made: Any = vars(fibc.pipeline)["Evaluator"]
 
     def spy(*arguments: Any, mode: str, **options: Any) -> Any:
         given.append(mode)
@@ -393,6 +394,27 @@ def test_what_was_seen_of_the_gpu_is_in_the_result_and_recorded(
     report.print_result(Console(file=text, width=200), result)
     shown = "1 of 40 timed pairs discarded (1 for an XID event (79)), 2 under the software power cap"
     assert f"gpu       {shown}\n" in text.getvalue()
+
+
+def test_a_winner_on_a_gpu_that_slows_down_when_it_runs_alone_is_revoked(
+    machine: Callable[..., Machine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = machine(lambda block, rows: 1.3 if block == (1 if rows <= 16 else 2) else 0.8, alone={2: 0.9})
+    sizes = (1, 8, 16, 24, 32)
+    assert set(blocks(tune(tmp_path, sizes=sizes)).values()) == {1, 2}
+    assert not made.asked["sustained"], "a CPU has no power cap that a kernel meets alone"
+    monkeypatch.setattr(fibc.sustain, "has_power_cap", lambda environment: True)
+    result = tune(tmp_path, sizes=sizes, fresh=True)
+    assert result.table is not None
+    rows = {str(row.cell): row for row in result.table.rows}
+    assert {cell: served is not None for cell, served in blocks(result).items()} == {
+        cell: int(cell.split(".")[-1]) <= 16 for cell in rows
+    }
+    lost = rows["17..32"]
+    assert (lost.revoked, lost.verdict) == (True, Verdict.KEEP_NATIVE)
+    assert lost.reason == "revoked: the winner does not hold in blocks of a second and more: 0.900x"
+    assert rows["9..16"].reason.endswith("fresh sessions; holds in blocks of a second and more: 1.100x")
+    assert made.asked["sustained"] <= 4, "a binary is run once for every power of 16"
 
 
 def test_an_out_that_cannot_be_written_is_refused_before_any_work(
