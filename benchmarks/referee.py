@@ -23,7 +23,6 @@ import math
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,7 +41,7 @@ from fibc.clock import now
 from fibc.codegen import harness
 from fibc.environment import Environment, detect
 from fibc.errors import FibcError, InputError
-from fibc.gpu_lock import lock_gpu
+from fibc.gpu_lock import lock_device
 from fibc.paths import atomic_write, safe_name
 from fibc.settings import DEFAULT_LOCK_WAIT_S
 
@@ -134,7 +133,7 @@ def _run(options: argparse.Namespace, arguments: list[str]) -> int:
     names = [definition.name for definition in plan.definitions]
     entries = [entry for entry in bundle.entries if entry.definition.name in names]
     contest = Contest(plan, entries, machine, log, options.limit_s, say=lambda line: print(line, file=sys.stderr))
-    with _lock(environment):
+    with lock_device(environment.gpu, wait_s=DEFAULT_LOCK_WAIT_S, say=lambda line: print(line, file=sys.stderr)):
         complete = hold(contest)
     facts = {
         "command": f"python benchmarks/referee.py {' '.join(arguments)}".strip(),
@@ -151,13 +150,6 @@ def _run(options: argparse.Namespace, arguments: list[str]) -> int:
         print("not complete: the same command goes on", file=sys.stderr)
         return UNFINISHED
     return 1 if any(promise.kept is False for promise in report.promises()) else 0
-
-
-def _lock(environment: Environment) -> AbstractContextManager[None]:
-    """Return the lock of the GPU, where there is one."""
-    if environment.gpu is None:
-        return nullcontext()
-    return lock_gpu(environment.gpu.uuid, wait_s=DEFAULT_LOCK_WAIT_S, say=lambda line: print(line, file=sys.stderr))
 
 
 def _check_bundle(bundle: Bundle, plan: Plan, directory: Path) -> None:

@@ -161,6 +161,10 @@ def refused(guard: TensorGuard, max_offset_elems: int, tensor: Tensor) -> str | 
         return f"the last axis must have stride 1, has {tensor.stride(-1)}"
     if tensor.data_ptr() % guard.alignment_bytes:
         return f"must be aligned to {guard.alignment_bytes} bytes"
+    if guard.layout == "rows" and not tensor.is_contiguous():
+        outer = zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
+        if any(size > 1 and stride * tensor.element_size() % guard.alignment_bytes for size, stride in outer):
+            return f"rows must be aligned to {guard.alignment_bytes} bytes, has strides {list(tensor.stride())}"
     last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
     if last > max_offset_elems:
         return f"offsets must be at most {max_offset_elems} elements, has {last}"

@@ -64,7 +64,12 @@ def tune(
         int | None, typer.Option(help="Trials per key. [default: 16 on a CPU and with --compile-only, 40 on a GPU]")
     ] = None,
     budget_s: Annotated[float, typer.Option(help="Seconds for the whole run.")] = settings.DEFAULT_BUDGET_S,
-    timeout_s: Annotated[float, typer.Option(help="Seconds per candidate.")] = settings.DEFAULT_TIMEOUT_S,
+    timeout_s: Annotated[
+        float, typer.Option(help="Seconds per candidate (CUTLASS compiles in 300).")
+    ] = settings.DEFAULT_TIMEOUT_S,
+    mode: Annotated[
+        str, typer.Option(help="How calls on a GPU are timed: graph, device or eager. [default: graph]")
+    ] = "",
     min_speedup: Annotated[
         float | None, typer.Option(help="Margin that a lower bound must beat. [default: 1.02 on a CPU, 1.01 on a GPU]")
     ] = None,
@@ -88,6 +93,9 @@ def tune(
     compiled_only: Annotated[
         bool, typer.Option("--compiled-only", help="Search only what --compile-only left in --out.")
     ] = False,
+    sanitize: Annotated[
+        bool, typer.Option("--sanitize", help="Run every finalist under NVIDIA's compute-sanitizer first.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
 ) -> None:
@@ -102,6 +110,7 @@ def tune(
         "trials": trials,
         "budget_s": budget_s,
         "timeout_s": timeout_s,
+        "mode": mode,
         "min_speedup": min_speedup,
         "alpha": alpha,
         "alpha_table": alpha_table,
@@ -111,6 +120,7 @@ def tune(
         "fresh": fresh,
         "dry_run": dry_run,
         "compiled_only": compiled_only,
+        "sanitize": sanitize,
     }
     if jobs is not None:
         options["jobs"] = jobs

@@ -95,10 +95,10 @@ def _nvcc(cuda_home: str | None, on_path: str | None) -> tuple[Path, str]:
         return chosen.absolute(), "CUDA_HOME"
     if on_path is not None:
         return Path(on_path).absolute(), "PATH"
-    for root in _system_roots():
+    for root in system_roots():
         if (root / "bin" / "nvcc").is_file():
             return root / "bin" / "nvcc", str(root)
-    for root in _wheel_roots():
+    for root in wheel_roots():
         if (root / "bin" / "nvcc").is_file():
             return root / "bin" / "nvcc", "PyPI"
     raise ToolchainError(
@@ -107,7 +107,7 @@ def _nvcc(cuda_home: str | None, on_path: str | None) -> tuple[Path, str]:
     )
 
 
-def _system_roots() -> list[Path]:
+def system_roots() -> list[Path]:
     """Return ``/usr/local/cuda``, then the numbered directories beside it, the newest first."""
 
     def number(path: Path) -> tuple[int, ...]:
@@ -116,7 +116,7 @@ def _system_roots() -> list[Path]:
     return [SYSTEM_ROOTS / "cuda", *sorted(SYSTEM_ROOTS.glob("cuda-*"), key=number, reverse=True)]
 
 
-def _wheel_roots() -> Iterator[Path]:
+def wheel_roots() -> Iterator[Path]:
     spec = importlib.util.find_spec("nvidia")  # a namespace package: nothing is run
     for location in (spec.submodule_search_locations or ()) if spec is not None else ():
         for name in _WHEEL_ROOTS:

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fibc import stats
+from fibc.bench import ArmFailed
 from fibc.schema.decision import Comparison, Conditions, Decision, Verdict
 from fibc.schema.evidence import ArmFailure, Confirmation, Contender, Estimate, Fate
 from fibc.schema.feature import Cell, FeatureKey, Point
 from fibc.schema.policy import PUBLISHED_LEVEL, Policy
+from fibc.sustained import Sustained
 
 ESTIMATOR = "hodges-lehmann"
 DESIGN = "paired-abba-sessions"
@@ -149,6 +151,13 @@ def settle(
         )
         return _revoke(decision, f"revoked: fresh sessions did not show the winner faster than native ({shown})")
     return replace(decision, reason=_published_reason(published))
+
+
+def check_sustained(decision: Decision, seen: Sustained | ArmFailed) -> Decision:
+    """Return ``decision``, revoked where the winner fails or is slower than native when it runs alone for long."""
+    if isinstance(seen, ArmFailed):
+        return _revoke(decision, f"revoked: the winner failed when it ran alone for long: {seen.status}")
+    return decision if seen.holds else _revoke(decision, f"revoked: the winner {seen}")
 
 
 def check_boundary(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,20 +11,24 @@ from types import TracebackType
 from typing import Self
 
 from fibc import inputs, isolation
+from fibc.backends.memory import total_bytes
 from fibc.bench import ArmFailed, Bench, Session
 from fibc.child import START_TIMEOUT_S, Child, ChildFailedError, may_be_bad_luck
 from fibc.errors import EvaluationError, InputError
 from fibc.gpu_process import GpuProcess
-from fibc.process_bench import ArmPlan, Outcome, ProcessBench, ProcessSession, bind
+from fibc.process_bench import ArmPlan, Outcome, ProcessBench, ProcessSession, bind, run_sustained
 from fibc.processes import CpuProcesses, Processes
 from fibc.schema import codec
 from fibc.schema.candidate import NATIVE, Artifact, Candidate
 from fibc.schema.definition import Definition
 from fibc.schema.evaluation import Arm, Correctness, Status
 from fibc.schema.feature import FeatureKey, Point
+from fibc.schema.observed import Observed
+from fibc.schema.options import CPU_MODE, MODES
 from fibc.schema.silicon import Gpu
 from fibc.schema.table import CpuValidity, NativeSource
 from fibc.schema.workload import Workload
+from fibc.sustained import Sustained
 from fibc.validation import Validation
 from fibc.worker import MALLOC_TUNABLES, Setup
 
@@ -96,6 +99,7 @@ class Evaluator:
         seed: int,
         workloads: Iterable[Workload] = (),
         num_threads: int = 1,
+        mode: str = "",
     ) -> None:
         """Prepare; nothing is started.
 
@@ -106,9 +110,10 @@ class Evaluator:
             seed: Of inputs of validations and screens; sessions have their own.
             workloads: Those that points name.
             num_threads: Of workers for a GPU.
+            mode: How calls are timed, one of ``schema.options.MODES``; empty: the target's own.
         """
         gpu = silicon if isinstance(silicon, Gpu) else None
-        ram_bytes = memory_bytes() if gpu is None else gpu.validity.memory_bytes
+        ram_bytes = total_bytes() if gpu is None else gpu.validity.memory_bytes
         cache_bytes = silicon.validity.l2_bytes if isinstance(silicon, Gpu) else silicon.l3_bytes
         self._definition = definition
         self.timeout_s = timeout_s if gpu is None else min(timeout_s, GPU_TIMEOUT_S)
@@ -123,7 +128,7 @@ class Evaluator:
             data_bytes=min(DATA_BYTES, int(ram_bytes * DATA_FRACTION)),
             seed=seed,
             device="cpu" if gpu is None else "cuda",
-            mode="eager" if gpu is None else "graph",
+            mode=mode or (CPU_MODE if gpu is None else MODES[0]),
             gpu=None if gpu is None else codec.to_plain(gpu),
         )
         processes = CpuProcesses if gpu is None else GpuProcess
@@ -153,8 +158,18 @@ class Evaluator:
             "threads": str(self._setup.num_threads),
             "malloc": MALLOC_TUNABLES,
             "mode": self._setup.mode,
-            "timer": "cuda_event" if on_gpu else "steady_clock",
+            "timer": "cuda_event" if on_gpu and self._setup.mode != "eager" else "steady_clock",
         }
+
+    @property
+    def setup(self) -> Setup:
+        """What workers are told first."""
+        return self._setup
+
+    @property
+    def observed(self) -> Observed | None:
+        """What was seen of the GPU while pairs were timed; None on a CPU. A worker that serves is asked."""
+        return self._processes.observed()
 
     # Checks ----------------------------------------------------------------------------------------------------------
 
@@ -298,6 +313,15 @@ class Evaluator:
         }
         return ProcessBench(self, plans, fresh_process=fresh_process, failed=late)
 
+    def sustained(self, candidate: str, artifact: Artifact, point: Point) -> Sustained:
+        """Run a winner against native in long blocks, in a fresh session.
+
+        Raises:
+            ArmFailed: If it fails, or its output is another one afterwards.
+        """
+        plan = ArmPlan(candidate, point, artifact, self._deterministic.get(candidate, True))
+        return run_sustained(ProcessBench(self, [plan], fresh_process=True), self._setup.seed)
+
     def aa_bench(self, keys: Sequence[FeatureKey], num: int) -> tuple[Bench, tuple[Arm, ...]]:
         """Return a bench of ``num`` arms of native against native at screening points of ``keys``, and the arms."""
         arms = tuple(
@@ -370,14 +394,6 @@ class Evaluator:
         for native in natives:
             if native["status"] != Status.PASSED:
                 self._native_problems[f"native: {native['case']} at {native['point']}: {native['message']}"] = None
-
-
-def memory_bytes() -> int:
-    """Return the memory of this machine, or of its container where that has less."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with contextlib.suppress(OSError, ValueError):
-        return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return total
 
 
 def _size(point: Point) -> int:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from fibc import decide, measure
 from fibc.backends.base import Backend, BuildFailure
 from fibc.clock import now
+from fibc.process_bench import Outcome
+from fibc.sanitize import recall, sanitize
 from fibc.schema.candidate import Artifact, Candidate
 from fibc.schema.digest import digest_text
 from fibc.schema.evaluation import Arm, Evaluation, Pair, Status
@@ -19,6 +21,7 @@ from fibc.schema.space import Space
 from fibc.search.store import StudyStore, Trial
 from fibc.search.study import KeyStudy, Proposal, open_study
 from fibc.search.warm import trailing, warm_start
+from fibc.settings import compile_timeout_s
 from fibc.shop import Shop
 
 HEAVY_TRIAL_S = 1.0
@@ -59,6 +62,8 @@ def explore(shop: Shop, store: StudyStore, keys: Sequence[FeatureKey]) -> tuple[
     Raises:
         KeyboardInterrupt: As the user asks; what was recorded stays.
     """
+    if shop.task.sanitizer is not None:
+        recall(shop, shop.task.sanitizer)
     done = _recorded_finalists(shop)
     decided = shop.verdicts.decisions()
     best: dict[Cell, Sequence[Trial]] = {}
@@ -110,6 +115,7 @@ class _KeySearch:
             for space in backend.spaces(shop.task.definition, key)[0]:
                 spaces.append(space)
                 self._owner[space.template] = backend
+        self._cut = False
         self._recorded = shop.log.evaluations()
         self._broken = _broken(self._recorded.values())
         self._by_binary: dict[str, Evaluation] = {}
@@ -134,8 +140,8 @@ class _KeySearch:
         batch = max(1, min(options.jobs * BATCH_PER_JOB, shop.task.trials // BATCHES))
         while time.monotonic() < ends and (proposals := self._study.ask_batch(batch)):
             self._try_batch(proposals, ends)
-        partial = self._study.stopped is None
         finalists = self._screen() if shop.time_left() else ()
+        partial = self._study.stopped is None or self._cut
         trials = self._study.best(len(self._study.finished))
         failed = sum(trial.value is None for trial in self._study.finished)
         lead = f"best {math.exp(trials[0].value or 0.0):.2f}x" if trials else "none passed"
@@ -219,6 +225,12 @@ class _KeySearch:
         finalists = []
         for arm in screening.finalists:
             outcome = shop.evaluator.validate(shop.candidates[arm.candidate], shop.artifacts[arm.candidate], key)
+            if outcome.status is Status.PASSED and shop.task.sanitizer is not None:
+                found = sanitize(shop, shop.task.sanitizer, arm.candidate, key)
+                if found is None:
+                    self._cut = True
+                    continue
+                outcome = Outcome(found.status, found.log, outcome.correctness)
             if outcome.status is Status.PASSED:
                 finalists.append(arm.candidate)
             else:
@@ -252,7 +264,7 @@ def _build(
         results |= backend.build(
             shop.task.definition,
             mine,
-            timeout_s=shop.budget.deadline_s(shop.task.options.timeout_s),
+            timeout_s=shop.budget.deadline_s(compile_timeout_s(backend.name, shop.task.options.timeout_s)),
             jobs=shop.task.options.jobs,
         )
     shop.artifacts |= {digest: built for digest, built in results.items() if isinstance(built, Artifact)}

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,11 +15,25 @@ from pathlib import Path
 
 from fibc.errors import EvaluationError, InputError
 from fibc.paths import safe_name
+from fibc.schema.silicon import Gpu
 
 DIRECTORIES = (Path("/run/lock"), Path("/tmp"))
 """Directories that every user may write, by the Filesystem Hierarchy Standard; TMPDIR is a user's own."""
 
 POLL_S = 0.2
+
+_held: set[tuple[int, Path]] = set()
+"""Locks by the thread that holds them: what a run that holds one calls may ask for it again."""
+
+
+@contextmanager
+def lock_device(gpu: Gpu | None, *, wait_s: float, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock of the physical GPU that ``gpu`` is, or is a slice of; None, a CPU, has none. See ``lock_gpu``."""
+    if gpu is None:
+        yield
+        return
+    with lock_gpu(gpu.physical, wait_s=wait_s, say=say):
+        yield
 
 
 @contextmanager
@@ -28,10 +43,11 @@ def lock_gpu(
     """Hold the lock of the GPU ``uuid`` inside the block.
 
     The kernel holds it for an open file (flock), so it dies with its owner however that ends; the file stays and means
-    nothing. Python opens it close-on-exec: compilers and workers do not inherit it.
+    nothing. Python opens it close-on-exec: compilers and workers do not inherit it. A thread that holds it may take it
+    again: a benchmark that measures beside a tune calls the tune.
 
     Args:
-        uuid: Of the physical GPU, as NVML has it: MIG slices share clocks and power with it.
+        uuid: Of the physical GPU (``Gpu.physical``): MIG slices share clocks and power with it.
         wait_s: Seconds to wait for another run; 0 refuses at once.
         say: Called once, with a sentence, where there is something to wait for.
         directories: The first that everybody may write has the file.
@@ -41,6 +57,10 @@ def lock_gpu(
         EvaluationError: If no file can be opened.
     """
     path = _shared(directories) / safe_name(f"fibc-{uuid}", ".lock")
+    mine = (threading.get_ident(), path)
+    if mine in _held:
+        yield
+        return
     deadline = time.monotonic() + wait_s
     said = False
     with contextlib.ExitStack() as stack:
@@ -52,6 +72,8 @@ def lock_gpu(
                 said = True
             time.sleep(min(POLL_S, max(0.0, deadline - time.monotonic())))
         stack.callback(os.close, handle)
+        _held.add(mine)
+        stack.callback(_held.remove, mine)
         yield
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fibc.child import START_TIMEOUT_S, Child, spawn
 from fibc.processes import ask_first, set_up
+from fibc.schema import codec
+from fibc.schema.observed import Observed
 from fibc.worker import Setup
 
 
@@ -18,7 +22,16 @@ class GpuProcess:
         self._name = name
         self._setup = setup
         self._worker: Child | None = None
+        self._seen: dict[int, Observed] = {}
         self.epoch = 0
+
+    def observed(self) -> Observed | None:
+        """Return what all workers have observed; of one that died, until its last session ended."""
+        if self._worker is not None and self._worker.open:
+            self._look(self._worker)
+            facts = ask_first(self._worker, self._name, "facts")
+            self._seen[self.epoch] = replace(self._seen[self.epoch], facts=facts)
+        return sum(self._seen.values(), Observed())
 
     def keeper(self) -> Child:
         """Return the worker."""
@@ -44,6 +57,7 @@ class GpuProcess:
         """Let the worker forget its candidates; one that does not answer is ended."""
         child.bound.clear()
         if child.open:
+            self._look(child)
             ask_first(child, self._name, "release")
 
     def condemn(self, child: Child) -> None:
@@ -55,3 +69,6 @@ class GpuProcess:
         if self._worker is not None:
             self._worker.close()
         self._worker = None
+
+    def _look(self, worker: Child) -> None:
+        self._seen[self.epoch] = codec.from_plain(Observed, ask_first(worker, self._name, "observed"))

@@ -23,10 +23,11 @@ from fibc import inputs
 from fibc.calls import Value, call_reference, form_problem
 from fibc.case_book import CaseBook
 from fibc.cases import Drafter
-from fibc.nvml import NvmlError, open_monitor
+from fibc.nvml import Monitor, NvmlError, open_monitor
 from fibc.observer import Observer, OwnProcesses
 from fibc.schema import codec
 from fibc.schema.feature import Point
+from fibc.schema.observed import Observed
 from fibc.schema.silicon import Gpu
 from fibc.timing import Timer
 from fibc.timing_cuda import make_meter
@@ -49,6 +50,8 @@ class GpuWorker(Worker):
             self._definition, self._workloads, self._case_seed, self._make_case, device=self._setup.device
         )
         self._book = CaseBook(self._definition, self._reference(), self._native, drafter)
+        self._before = Observed()
+        self._monitor = self._open_monitor()
         self._observer = self._observe()
 
     def make_timer(self) -> Timer:
@@ -103,8 +106,13 @@ class GpuWorker(Worker):
         timed = super().do_pair
         return self._observer.pair(lambda: timed(arm, native_first, inner))
 
+    def do_observed(self) -> dict[str, Any]:
+        """Return what was observed since the worker began."""
+        seen: dict[str, Any] = codec.to_plain(self._observed())
+        return seen
+
     def do_facts(self) -> dict[str, str]:
-        """Return what was observed since the session began."""
+        """Return the state of the GPU, and what was observed since the session began."""
         return {} if self._observer is None else self._observer.facts()
 
     def do_hold(self, point: dict[str, Any]) -> None:
@@ -116,6 +124,7 @@ class GpuWorker(Worker):
         if fresh:
             self._setup = replace(self._setup, seed=seed)
             self._timer.fresh(seed)
+            self._before = self._observed()
             self._observer = self._observe()
         else:
             super().do_reseed(seed)
@@ -140,14 +149,24 @@ class GpuWorker(Worker):
         sys.stderr.flush()
         os._exit(LOST_STATUS)
 
-    def _observe(self) -> Observer | None:
-        """Return an observer of a session; None where NVML cannot be asked, which the evaluation's facts say."""
+    def _open_monitor(self) -> Monitor | None:
+        """Return the monitor of all sessions; None where NVML cannot be asked, which ``do_observed`` says."""
         assert self._setup.gpu is not None
         try:
-            monitor = open_monitor(codec.from_plain(Gpu, self._setup.gpu))
-        except (NvmlError, OSError):
+            return open_monitor(codec.from_plain(Gpu, self._setup.gpu))
+        except (NvmlError, OSError) as error:
+            self._before = Observed(problem=f"NVML: {error}")
             return None
-        return Observer(monitor, OwnProcesses(os.getppid()))
+
+    def _observe(self) -> Observer | None:
+        """Return an observer of a session."""
+        return None if self._monitor is None else Observer(self._monitor, OwnProcesses(os.getppid()))
+
+    def _observed(self) -> Observed:
+        if self._observer is None:
+            return self._before
+        seen = self._observer.discards
+        return self._before + Observed(seen.timed, seen.capped, dict(seen.reasons or {}))
 
     def _reference_problem(self, point: Point) -> str | None:
         where = f"{self._definition.name}: reference: at {point}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from fibc.paths import OutLayout
 from fibc.records import RecordLog
 from fibc.schema.decision import Comparison
+from fibc.schema.observed import Observed
 from fibc.schema.result import TuneResult
 from fibc.schema.table import DispatchTable
 from fibc.search.pruning import count_valid
@@ -43,6 +44,7 @@ def dry_run(task: Task, layout: OutLayout) -> TuneResult:
             "definition": task.definition.name,
             "target": str(task.backends[0].target),
             "native": task.native.name,
+            "mode": task.mode,
             "workloads": len(task.workloads),
             "keys": len(task.keys),
             "templates": len(spaces),
@@ -88,6 +90,9 @@ def finished(
     interrupted: bool,
 ) -> TuneResult:
     """A module was written."""
+    observed = shop.evaluator.observed
+    if observed is not None:
+        shop.log.append("observed", observed)
     cuts = [f"out of time: {', '.join(shop.budget.cuts)}"] if shop.budget.cuts else []
     return _result(
         task,
@@ -101,6 +106,7 @@ def finished(
         stage_s=stage_s,
         partial=table.partial,
         interrupted=interrupted,
+        observed=observed,
     )
 
 
@@ -119,6 +125,7 @@ def _result(
     is_up_to_date: bool = False,
     partial: bool = False,
     interrupted: bool = False,
+    observed: Observed | None = None,
 ) -> TuneResult:
     return TuneResult(
         definition=task.definition.name,
@@ -135,6 +142,7 @@ def _result(
         up_to_date=is_up_to_date,
         partial=partial or (table is not None and table.partial),
         interrupted=interrupted,
+        observed=observed,
         plan=plan or {},
     )
 

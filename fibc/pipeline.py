@@ -11,6 +11,7 @@ from fibc.cache import Cache
 from fibc.codegen import harness
 from fibc.evaluate import Evaluator
 from fibc.explore import explore
+from fibc.gpu_lock import lock_device
 from fibc.lock import lock_out
 from fibc.paths import OutLayout, check_out_writable
 from fibc.precompile import precompile
@@ -50,7 +51,8 @@ def tune(
 
     Raises:
         SchemaError: With every problem of definition, workloads, templates or options.
-        InputError: If ``out`` cannot be written or is in use, or a backend, native or storage is not such.
+        InputError: If ``out`` cannot be written or is in use, another run measures on the GPU, or a backend, native or
+            storage is not such.
         GateError: If native looks different from itself on this host.
         BuildError: If the module does not build.
         RecordError: If the disk is full; what was recorded before is kept.
@@ -148,6 +150,7 @@ def _work(task: Task, layout: OutLayout, cache: Cache, budget: Budget, progress:
     if task.environment.gpu is not None:
         budget.reserve(GPU_RESERVE_FRACTION)
     with (
+        lock_device(task.environment.gpu, wait_s=DEFAULT_LOCK_WAIT_S, say=progress.note),
         log,
         verdicts,
         StudyStore(options.storage or layout.studies) as store,
@@ -160,6 +163,7 @@ def _work(task: Task, layout: OutLayout, cache: Cache, budget: Budget, progress:
             seed=options.seed,
             workloads=task.workloads,
             num_threads=task.environment.num_threads,
+            mode=task.mode,
         ) as evaluator,
     ):
         shop = Shop(task, evaluator, conditions_of(evaluator), budget, log, verdicts, progress)

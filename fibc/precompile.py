@@ -15,7 +15,7 @@ from fibc.schema.result import CompiledTemplate, CompileResult
 from fibc.schema.space import Space
 from fibc.search.budget import Budget
 from fibc.search.spread import Planned, plan
-from fibc.settings import DEFAULT_TRIALS
+from fibc.settings import DEFAULT_TRIALS, compile_timeout_s
 from fibc.task import Task
 
 BATCH_PER_JOB = 16
@@ -191,9 +191,8 @@ class _Run:
 
     def _build(self, backend: Backend, index: Index, missing: Sequence[Candidate]) -> Index:
         options = self._task.options
-        built = backend.build(
-            self._task.definition, missing, timeout_s=self._budget.deadline_s(options.timeout_s), jobs=options.jobs
-        )
+        timeout_s = self._budget.deadline_s(compile_timeout_s(backend.name, options.timeout_s))
+        built = backend.build(self._task.definition, missing, timeout_s=timeout_s, jobs=options.jobs)
         compiled = {candidate.digest: candidate for candidate in index.compiled}
         failures = {item.candidate.digest: item for item in index.failed}
         for candidate in missing:

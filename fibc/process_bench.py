@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Protocol
 
@@ -14,6 +15,7 @@ from fibc.schema import codec
 from fibc.schema.candidate import Artifact
 from fibc.schema.evaluation import Correctness, Status
 from fibc.schema.feature import Point
+from fibc.sustained import Sustained, check_sustained
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,24 @@ class ProcessSession:
                 return native_s, candidate_s
         raise bench.failed[candidate]
 
+    def block(self, candidate: int, native: bool, seconds: float) -> float:
+        """Return seconds per call of one side over about ``seconds`` without a pause, behind a pair of the arm.
+
+        Raises:
+            ArmFailed: If the candidate failed.
+        """
+        bench = self._bench
+        assert self._child is not None
+        inner = bench.host.known_inner(bench.plans[candidate].point)
+        limit_s = bench.host.timeout_s + 4 * seconds
+        try:
+            found: float = self._child.call(
+                "block", limit_s, arm=candidate, native=native, inner=inner, seconds=seconds
+            )
+        except ChildFailedError as error:
+            raise ArmFailed(candidate, error.status, error.log) from error
+        return found
+
     def close(self) -> None:
         """Check outputs after timing, and end the process."""
         child = self._child
@@ -178,3 +198,18 @@ def bind(child: Child, arm: int, plan: ArmPlan, timeout_s: float) -> None:
         deterministic=plan.deterministic,
     )
     child.bound.add(arm)
+
+
+def run_sustained(bench: ProcessBench, seed: int) -> Sustained:
+    """Run the first arm against native in long blocks, in a session of its own.
+
+    Raises:
+        ArmFailed: If it fails, or its output is another one afterwards.
+    """
+    session = ProcessSession(bench, seed, None)
+    with session:
+        session.pair(0, native_first=True)
+        seen = check_sustained(partial(session.block, 0))
+    if 0 in bench.failed:
+        raise bench.failed[0]
+    return seen

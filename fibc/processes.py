@@ -13,6 +13,7 @@ from fibc.child import START_TIMEOUT_S, Child, ChildFailedError, spawn
 from fibc.errors import EvaluationError
 from fibc.rpc import Channel
 from fibc.schema import codec
+from fibc.schema.observed import Observed
 from fibc.worker import Setup
 
 
@@ -29,6 +30,10 @@ class Processes(Protocol):
     """
 
     epoch: int
+
+    def observed(self) -> Observed | None:
+        """Return what was seen of a GPU while pairs were timed; None where it is a CPU."""
+        ...
 
     def keeper(self) -> Child: ...
 
@@ -50,14 +55,14 @@ def set_up(child: Child, name: str, setup: Setup, seed: int) -> None:
     ask_first(child, name, "setup", setup=codec.to_plain(setup) | {"seed": seed})
 
 
-def ask_first(child: Child, name: str, op: str, **arguments: Any) -> None:
-    """Ask what no candidate has a part in.
+def ask_first(child: Child, name: str, op: str, **arguments: Any) -> Any:
+    """Return what a worker answers to something that no candidate has a part in.
 
     Raises:
         EvaluationError: If the worker does not answer.
     """
     try:
-        child.call(op, START_TIMEOUT_S, **arguments)
+        return child.call(op, START_TIMEOUT_S, **arguments)
     except ChildFailedError as error:
         child.close()
         raise EvaluationError(f"{name}: a worker must start, and did not:\n{error.log}") from error
@@ -86,6 +91,9 @@ class CpuProcesses:
         self._zygote: Child | None = None
         self._spare: Child | None = None
         self.epoch = 0
+
+    def observed(self) -> None:
+        """Return None."""
 
     def keeper(self) -> Child:
         """Return the zygote."""

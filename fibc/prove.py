@@ -19,6 +19,7 @@ from fibc.schema.policy import Policy
 from fibc.schema.workload import Workload
 from fibc.series import Series
 from fibc.shop import Shop
+from fibc.sustain import CHECK_S, CHECKS_A_RACE, has_power_cap, sustain
 
 RECONFIRM_SHARE = 0.5
 """A reconfirm session's time as a part of a confirm session's: one candidate a key in place of up to four, but the same
@@ -114,6 +115,7 @@ class _CellProof:
         asked: The boundary workloads of the cell as a key; None where there are none.
         boundary: Their sessions.
         wrong: An output of the winner that was wrong on a boundary workload.
+        sustained: How the winner did alone for long; empty where that was not looked at.
     """
 
     key: FeatureKey
@@ -125,6 +127,7 @@ class _CellProof:
     asked: FeatureKey | None = None
     boundary: Series | None = None
     wrong: list[ArmFailure] = field(default_factory=list)
+    sustained: str = ""
 
     def entrants(self) -> list[Entrant]:
         """Return what rides in the next session."""
@@ -171,7 +174,8 @@ class _Proving:
         while self._cells or self._waiting:
             if not self._cells:
                 self._admit_waiting()
-            self._conclude_races(may_go_on=self._pace.leaves_enough(index))
+            num_races = sum(cell.accepted is None for cell in self._cells)
+            self._conclude_races(may_go_on=self._pace.leaves_enough(index, num_races))
             riders = [rider for cell in self._cells for rider in cell.entrants()]
             if not shop.time_left():
                 break
@@ -231,11 +235,22 @@ class _Proving:
                 if not halves:
                     self._end(outcome.decision)
             elif outcome.verdict is Verdict.REPLACE:
-                cell.accepted = outcome
-                accepted.append(cell)
+                cell.accepted = self._sustained(cell, outcome)
+                if cell.accepted.revoked:
+                    self._end(cell.accepted)
+                else:
+                    accepted.append(cell)
             else:
                 self._end(outcome)
         self._reconfirm(accepted)
+
+    def _sustained(self, cell: _CellProof, accepted: Decision) -> Decision:
+        """Return an acceptance, or what it is revoked for: on a GPU a winner must hold when it runs alone for long."""
+        seen = sustain(self._shop, accepted.candidate, cell.key)
+        if seen is None:
+            return accepted
+        cell.sustained = str(seen)
+        return decide.check_sustained(accepted, seen)
 
     def _halves(self, split: decide.Split) -> tuple[FeatureKey, ...]:
         policy, task = self._shop.task.policy, self._shop.task
@@ -290,6 +305,8 @@ class _Proving:
                 for point, estimate in zip(cell.asked.points, seen, strict=True)
                 if estimate is not None
             ]
+        if cell.sustained and settled.verdict is Verdict.REPLACE:
+            settled = replace(settled, reason=f"{settled.reason}; {cell.sustained}")
         self._end(settled)
 
 
@@ -312,11 +329,13 @@ class _Pace:
         self._began = now
         self._shop.progress.step(text)
 
-    def fits(self, num_sessions: int) -> bool:
-        """Whether so many more sessions and the module's build fit, each a part of the longest one."""
-        return self._shop.budget.fits(num_sessions * RECONFIRM_SHARE * self._longest_s + PUBLISH_S)
+    def fits(self, num_sessions: int, num_races: int = 0) -> bool:
+        """Whether so many more sessions, each a part of the longest one, checks of winners and the build fit."""
+        on_gpu = has_power_cap(self._shop.task.environment)
+        checks_s = num_races * CHECKS_A_RACE * CHECK_S if on_gpu else 0.0
+        return self._shop.budget.fits(num_sessions * RECONFIRM_SHARE * self._longest_s + checks_s + PUBLISH_S)
 
-    def leaves_enough(self, num_sessions: int) -> bool:
+    def leaves_enough(self, num_sessions: int, num_races: int = 0) -> bool:
         """Whether races may go on after ``num_sessions``: the reconfirm still fits behind another session.
 
         The first look is always waited for while there is any time: less than that decides nothing.
@@ -324,7 +343,7 @@ class _Pace:
         policy = self._shop.task.policy
         if num_sessions < policy.looks[0]:
             return not self._shop.budget.expired()
-        return self.fits(policy.fixed_sessions + 1)
+        return self.fits(policy.fixed_sessions + 1, num_races)
 
 
 def _policy_at(shop: Shop, depth: int) -> Policy:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib.metadata import version
 from pathlib import Path
 
-from fibc import decide
-from fibc.backends.cpu import kernel_headers
+from fibc import decide, sanitize
+from fibc.backends.solutions import solution_form
 from fibc.cache import Cache
 from fibc.clock import now
 from fibc.codegen import lower
@@ -16,10 +16,12 @@ from fibc.paths import OutLayout
 from fibc.prove import Proof
 from fibc.published import Kernel, keep_published, write_sources
 from fibc.runtime.package import read_table
+from fibc.schema.candidate import Candidate
 from fibc.schema.dataset import write_dataset
+from fibc.schema.definition import Definition
 from fibc.schema.export import to_solution, to_trace, workload_at
 from fibc.schema.table import DispatchTable
-from fibc.schema.trace import Trace
+from fibc.schema.trace import Solution, Trace
 from fibc.shop import Shop
 from fibc.task import Task
 
@@ -60,7 +62,7 @@ def make_table(shop: Shop, proof: Proof, *, interrupted: bool) -> DispatchTable:
         regions=lower.lower(proof.decisions, variants, shop.artifacts),
         validity=task.environment.validity(),
         target=str(task.backends[0].target),
-        environment=task.environment.facts(),
+        environment=task.environment.facts() | sanitize.facts(shop, {v.candidate.digest for v in variants}),
         alpha=task.policy.key_alpha,
         min_speedup=task.policy.min_speedup,
         expected_false_replacements=decide.expected_false_replacements(proof.num_tested, task.policy),
@@ -120,8 +122,20 @@ def keep_dataset(shop: Shop, layout: OutLayout, proof: Proof) -> None:
         )
         if trace is not None:
             traces.append(trace)
-    solutions = [
-        to_solution(definition, shop.candidates[digest], artifact.symbol, artifact.source, kernel_headers())
-        for digest, artifact in sorted(shop.artifacts.items())
-    ]
+    built = [(shop.candidates[digest], artifact.source) for digest, artifact in sorted(shop.artifacts.items())]
+    solutions = [_solution(definition, candidate, source) for candidate, source in built]
     write_dataset(layout.dataset, definition, task.workloads, solutions, traces)
+
+
+def _solution(definition: Definition, candidate: Candidate, source: str) -> Solution:
+    form = solution_form(candidate, source)
+    return to_solution(
+        definition,
+        candidate,
+        source,
+        language=form.language,
+        file=form.file,
+        entry=form.entry,
+        headers=form.headers,
+        dependencies=form.dependencies,
+    )

@@ -25,7 +25,7 @@ from fibc.schema.digest import digest_text
 from fibc.schema.result import BuildResult
 from fibc.schema.silicon import CudaValidity
 from fibc.schema.table import DispatchTable, Variant
-from fibc.settings import DEFAULT_TIMEOUT_S
+from fibc.settings import DEFAULT_TIMEOUT_S, compile_timeout_s
 
 RECORDED, STORED, COMPILED = "recorded", "compiled before", "compiled now"
 """Where a variant's object comes from, in the order in which it is looked for."""
@@ -96,7 +96,7 @@ def _compile(variant: Variant, published: Published, cache: Cache) -> Artifact:
             f"{backend.name} has changed since (accepted: records with their kernels, the directory that "
             "--compile-only filled, or the versions that it was tuned with; else tune again)"
         )
-    made = backend.build(definition, [wanted], timeout_s=DEFAULT_TIMEOUT_S, jobs=1)[wanted.digest]
+    made = backend.build(definition, [wanted], timeout_s=compile_timeout_s(backend.name), jobs=1)[wanted.digest]
     if isinstance(made, BuildFailure):
         raise BuildError(f"{definition.name}: {wanted}: does not compile: {made.log}")
     return made

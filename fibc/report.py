@@ -94,8 +94,10 @@ def print_built(console: Console, result: BuildResult) -> None:
 def print_table(console: Console, table: DispatchTable) -> None:
     """Print a dispatch table as people read it: a line per cell, then what did not match."""
     names = ", ".join(feature.name for feature in table.features)
+    timed = sorted({item.mode for row in table.rows for item in (*row.confirm, *row.reconfirm)})
+    mode = f"  mode {', '.join(timed)}" if timed and table.target.startswith("cuda") else ""
     console.print(
-        f"{table.definition}  target {table.target}  native {table.native.name}  margin {table.min_speedup:g}",
+        f"{table.definition}  target {table.target}  native {table.native.name}  margin {table.min_speedup:g}{mode}",
         highlight=False,
         markup=False,
         soft_wrap=True,
@@ -122,6 +124,8 @@ def print_table(console: Console, table: DispatchTable) -> None:
     )
     if table.target.startswith("cuda"):
         console.print(f"served by {_served_by(table)}", highlight=False, markup=False, soft_wrap=True)
+    if "sanitizer" in table.environment:
+        console.print(f"sanitized by {table.environment['sanitizer']}", highlight=False, markup=False, soft_wrap=True)
     for template, reason in table.mismatches:
         line = f"  template {template} does not match: {reason}"
         console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
@@ -229,6 +233,8 @@ def _print_counts(console: Console, result: TuneResult) -> None:
     console.print(f"trials    {trials or 'none'}", highlight=False)
     if stages:
         console.print(f"time      {stages}", highlight=False)
+    if result.observed is not None:
+        console.print(f"gpu       {result.observed}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _print_plan(console: Console, result: TuneResult) -> None:

@@ -21,7 +21,12 @@ DEFAULT_BUDGET_S = 900.0
 the 21 cells of defs/gemm.json on two cores (Intel Xeon, Emerald Rapids, 2026-11-30)."""
 
 DEFAULT_TIMEOUT_S = 60.0
-"""Seconds for one candidate's build, and for its validation and first rung. A variant compiles in about 0.5 s."""
+"""Seconds for one candidate's compilation, and for its validation and first rung. A variant for a CPU compiles in about
+0.5 s, a Triton kernel in a few seconds: more time would only be spent on compilers that hang."""
+
+LEAST_COMPILE_TIMEOUT_S = {"cutlass": 300.0}
+"""Seconds for one candidate's compilation at least, by backend. nvcc takes 30 to 60 s for a kernel of CUTLASS's
+collective builder that is alone on a core, and a multiple where as many compile at once as there are cores."""
 
 DEFAULT_ALPHA = 0.05
 """Error per key."""
@@ -46,7 +51,12 @@ DEFAULT_MAX_MB = 40.0
 what travels to a borrowed device is often limited to tens of megabytes."""
 
 DEFAULT_LOCK_WAIT_S = 60.0
-"""Seconds a second run on one ``--out`` waits for the first before it refuses."""
+"""Seconds a second run on one ``--out``, or on one GPU, waits for the first before it refuses."""
+
+
+def compile_timeout_s(backend: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> float:
+    """Return the deadline of one compilation by ``backend`` in a run whose ``--timeout-s`` is ``timeout_s``."""
+    return max(timeout_s, LEAST_COMPILE_TIMEOUT_S.get(backend, 0.0))
 
 
 def cache_dir() -> Path | None:

@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fibc.backends.base import Backend
+from fibc.bench import ArmFailed
 from fibc.evaluate import Evaluator
 from fibc.progress import Progress
 from fibc.records import RecordLog
 from fibc.schema.candidate import Artifact, Candidate, ConfigValue
 from fibc.schema.decision import Conditions
 from fibc.schema.evaluation import SessionSamples
+from fibc.schema.sanitized import Sanitized
 from fibc.search.budget import Budget
+from fibc.sustained import Sustained
 from fibc.task import Task
 
 
@@ -26,6 +29,8 @@ class Shop:
         verdicts: Finalists and decisions; holds for this run's fingerprint alone.
         candidates: Every candidate seen, by digest.
         artifacts: What was built, by the candidate's digest.
+        sustained: How winners did alone for long, by the digest of the binary and the size's power of 16.
+        sanitized: What a sanitizer found, by the digest of the binary.
     """
 
     task: Task
@@ -37,6 +42,8 @@ class Shop:
     progress: Progress
     candidates: dict[str, Candidate] = field(default_factory=dict)
     artifacts: dict[str, Artifact] = field(default_factory=dict)
+    sanitized: dict[str, Sanitized] = field(default_factory=dict)
+    sustained: dict[tuple[str, int], Sustained | ArmFailed] = field(default_factory=dict)
 
     def time_left(self) -> bool:
         return not self.budget.expired()

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fibc import gpus, settings
+from fibc import sanitizer as sanitizers
 from fibc.backends import native as native_kernels
 from fibc.backends.base import Backend
 from fibc.backends.compiled import CompiledBackend
@@ -15,11 +17,13 @@ from fibc.backends.registry import DEFAULTS, NAMES, make_backends
 from fibc.cache import Cache
 from fibc.environment import Environment, detect
 from fibc.errors import InputError, ToolchainError
+from fibc.sanitizer import PROGRAM, Sanitizer
+from fibc.schema import codec
 from fibc.schema.cells import default_features, make_keys, tuning_order
 from fibc.schema.definition import Definition, load_definition
 from fibc.schema.digest import digest_json
 from fibc.schema.feature import Feature, FeatureKey
-from fibc.schema.options import TARGETS, TuneOptions
+from fibc.schema.options import CPU_MODE, MODES, TARGETS, TuneOptions
 from fibc.schema.policy import Policy
 from fibc.schema.result import SetSizes
 from fibc.schema.sets import Sets, split
@@ -38,6 +42,8 @@ class Task:
         keys: In the order in which the budget is spent.
         trials: Per key.
         notes: What the user must read about workloads and native.
+        mode: How calls are timed, one of ``schema.options.MODES``.
+        sanitizer: What finalists are run under; None where it is not asked for.
         synthetic: Nobody recorded the workloads.
         evidence_digest: Digest of what measurements depend on; others' evidence is not used.
         fingerprint: Digest of what decisions depend on; equal means that nothing is left to do.
@@ -55,6 +61,8 @@ class Task:
     options: TuneOptions
     trials: int
     notes: tuple[str, ...]
+    mode: str
+    sanitizer: Sanitizer | None
     synthetic: bool
     evidence_digest: str
     fingerprint: str
@@ -101,6 +109,8 @@ def read_task(
     recorded = found[0] if found is not None else synthetic_sweep(contract)
     synthetic = all(workload.synthesised for workload in recorded)
     gpu = _gpu(options, needs_device=needs_device)
+    mode = _mode(options, gpu)
+    sanitizer = _sanitizer(options, gpu) if needs_device else None
     environment = detect(gpu=gpu)
     names = options.backends or DEFAULTS["cpu" if gpu is None else "cuda"]
     backends = make_backends(names, environment, cache, [Path(path) for path in options.templates])
@@ -121,7 +131,7 @@ def read_task(
         num_keys=len(keys) if options.alpha_table else 1,
     )
     trials = options.trials or (settings.DEFAULT_TRIALS if gpu is None else settings.DEFAULT_TRIALS_GPU)
-    evidence_digest = digest_json([environment.digest, native.digest])
+    evidence_digest = digest_json([environment.digest, native.digest, *_timed(environment, mode)])
     return Task(
         definition=contract,
         workloads=tuple(recorded),
@@ -135,6 +145,8 @@ def read_task(
         options=options,
         trials=trials,
         notes=(*_notes(contract, sets, native, synthetic=synthetic), *backend_notes),
+        mode=mode,
+        sanitizer=sanitizer,
         synthetic=synthetic,
         evidence_digest=evidence_digest,
         fingerprint=digest_json(
@@ -145,6 +157,7 @@ def read_task(
                 [backend.fingerprint(contract) for backend in backends],
                 repr(policy),
                 [trials, list(options.split), options.seed],
+                *([str(sanitizer)] if sanitizer is not None else []),
             ]
         ),
     )
@@ -181,6 +194,43 @@ def _gpu(options: TuneOptions, *, needs_device: bool) -> Gpu | None:
             "that CUDA_VISIBLE_DEVICES shows first; without one --compile-only)"
         )
     return gpu
+
+
+def _mode(options: TuneOptions, gpu: Gpu | None) -> str:
+    """Return how calls are timed.
+
+    Raises:
+        InputError: If the target has no such mode.
+    """
+    if gpu is not None:
+        return options.mode or MODES[0]
+    if options.mode not in ("", CPU_MODE):
+        raise InputError(f"--mode: needs a GPU for {options.mode}, the target is a CPU (accepted: {CPU_MODE})")
+    return CPU_MODE
+
+
+def _sanitizer(options: TuneOptions, gpu: Gpu | None) -> Sanitizer | None:
+    """Return the sanitizer that is asked for.
+
+    Raises:
+        InputError: If the target is no GPU.
+        ToolchainError: If it is not installed.
+    """
+    if not options.sanitize:
+        return None
+    if gpu is None:
+        raise InputError(f"--sanitize: needs a GPU, the target is a CPU (accepted: --target cuda, or no {PROGRAM})")
+    return sanitizers.find()
+
+
+def _timed(environment: Environment, mode: str) -> list[Any]:
+    """Return what evidence depends on beside the environment: a mode that is not the target's own.
+
+    A caller without graphs pays for the host too, so its CPU belongs to evidence of the eager mode.
+    """
+    if environment.gpu is None or mode == MODES[0]:
+        return []
+    return [mode, codec.to_plain(environment.cpu_validity())] if mode == "eager" else [mode]
 
 
 def _over_store(

@@ -26,11 +26,10 @@ from typing import Any
 from fibc.cuda_queue import CudaQueue, Queue
 from fibc.errors import BrokenError, InputError
 from fibc.places import Place
+from fibc.schema.options import MODES
 from fibc.timing import Half, Meter
 
 Clock = Callable[[], float]
-
-MODES = ("graph", "device", "eager")
 
 SAMPLE_S = 200e-6
 """A native half takes at least this long on the device, so that a candidate four times faster still fills 50 us. Two

@@ -222,6 +222,10 @@ class Worker:
         times = self._timer.pair(self._harness, arm, self._sides, native_first=native_first, inner=inner)
         return (*times, inner)
 
+    def do_block(self, arm: int, native: bool, inner: int, seconds: float) -> float:
+        """Return seconds per call of one side of a pair over about ``seconds`` without a pause."""
+        return self._timer.block(self._harness, arm, self._sides, native=native, inner=inner, seconds=seconds)
+
     def do_recheck(self, arm: int) -> str | None:
         """Return what is wrong with the arm's output after timing, or None."""
         return self._timer.recheck(arm, self._sides)

@@ -100,3 +100,20 @@ CANDIDATE(unlucky) {
   doubled(call, ROWS);
   return 0;
 }
+
+/* A GPU's context after an error that is reported late: whatever runs in this process fails from then on. */
+__attribute__((visibility("default"))) int32_t context_lost = 0;
+
+CANDIDATE(good_on_device) {
+  if (context_lost) return 2;
+  doubled(call, ROWS);
+  return 0;
+}
+CANDIDATE(loses_context) { (void)call; context_lost = 1; return 2; }
+CANDIDATE(loses_context_later) {
+  static int32_t calls = 0;
+  if (++calls > 300) context_lost = 1;
+  if (context_lost) return 2;
+  doubled(call, ROWS);
+  return 0;
+}

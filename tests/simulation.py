@@ -25,7 +25,9 @@ from fibc.schema.definition import Definition
 from fibc.schema.digest import digest_json
 from fibc.schema.evaluation import Arm, Correctness, Status
 from fibc.schema.feature import FeatureKey, Point
+from fibc.schema.observed import Observed
 from fibc.schema.space import Space, Tunable
+from fibc.sustained import Sustained
 
 BLOCKS = (1, 2, 3, 4, 5, 6)
 
@@ -79,6 +81,8 @@ class Machine:
         twins: Blocks with the object code of another block.
         gate_bias: True speedup of native against itself, as a biased host shows it.
         interrupt_after: Ctrl-C comes with this validation.
+        observed: What is seen of a GPU.
+        alone: Speedup of a block that runs alone for long, where it is not 1.1.
         asked: Counts of what was done.
     """
 
@@ -89,6 +93,8 @@ class Machine:
     twins: Mapping[int, int] = field(default_factory=dict)
     gate_bias: float = 1.0
     interrupt_after: int | None = None
+    observed: Observed | None = None
+    alone: Mapping[int, float] = field(default_factory=dict)
     asked: Counter[str] = field(default_factory=Counter)
     tried: Counter[tuple[str, int]] = field(default_factory=Counter)
 
@@ -170,6 +176,8 @@ class SimulatedEvaluator:
         self._machine = machine
         self._seeds = itertools.count()
         self.late_failures: dict[str, Outcome] = {}
+        self.setup = None
+        self.observed: Observed | None = machine.observed
         backend = SimulatedBackend(machine)
         every = [backend.candidate(definition, "toy/kernel", {"block": block}) for block in BLOCKS]
         self._blocks = {candidate.digest: block_of(candidate) for candidate in every}
@@ -200,6 +208,11 @@ class SimulatedEvaluator:
     def validate(self, candidate: Candidate, artifact: Artifact, key: FeatureKey) -> Outcome:
         self._machine.asked["validations"] += 1
         return Outcome(Status.PASSED, "", Correctness(0.0, 0.0, 0.0, True, 1))
+
+    def sustained(self, candidate: str, artifact: Artifact, point: Point) -> Sustained:
+        self._machine.asked["sustained"] += 1
+        speedup = self._machine.alone.get(self._blocks[candidate], 1.1)
+        return Sustained((speedup, speedup), (1.0, 1.0))
 
     def bench(
         self,

@@ -79,6 +79,17 @@ def test_guards_refuse_misaligned_addresses_and_far_offsets_and_ignore_strides_o
     assert buffers.refused(TensorGuard(), 31, shifted) is None
     one_row = torch.zeros(100).as_strided((1, 8), (0, 1))
     assert buffers.refused(TensorGuard(), 2**31, one_row) is None
+
+
+@pytest.mark.parametrize(("stride", "taken"), [(64, True), (72, True), (65, False), (0, True)])
+def test_rows_at_a_callers_distance_must_be_as_aligned_as_the_first(stride: int, taken: bool) -> None:
+    storage = torch.zeros(4096, dtype=torch.bfloat16)
+    storage = storage[(-storage.data_ptr() // 2) % 8 :]
+    view = storage.as_strided((4, 64), (stride, 1))
+    assert (buffers.refused(TensorGuard("rows", 16), 2**31, view) is None) == taken
+    assert buffers.refused(TensorGuard("rows", 16), 2**31, view[:1]) is None, "there is one row"
+    row_major = storage.as_strided((4, 63), (63, 1))
+    assert buffers.refused(TensorGuard("rows", 16), 2**31, row_major) is None, "the definition's sizes decide"
     assert buffers.degenerate((1, 8), torch.float32).tensor.stride() == (7, 1)
 
 

@@ -276,6 +276,29 @@ def test_a_candidate_that_was_lost_fails_and_the_others_are_tried(machine: Machi
     assert result.trials["PASSED"] >= 5
 
 
+@pytest.mark.parametrize(
+    ("backend", "timeout_s", "given_s"), [("cpu", 7, 7), ("cutlass", 7, 300), ("cutlass", 400, 400)]
+)
+def test_a_compilation_has_timeout_s_and_one_by_cutlass_five_minutes_at_least(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, timeout_s: float, given_s: float
+) -> None:
+    given: list[float] = []
+    build = SimulatedBackend.build
+
+    def spy(self: SimulatedBackend, *arguments: Any, timeout_s: float, jobs: int) -> Any:
+        given.append(timeout_s)
+        return build(self, *arguments, timeout_s=timeout_s, jobs=jobs)
+
+    monkeypatch.setattr(SimulatedBackend, "build", spy)
+    monkeypatch.setattr(SimulatedBackend, "name", backend)
+    compile_only(tmp_path, timeout_s=timeout_s)
+    tune(tmp_path, "there", timeout_s=timeout_s)
+    assert set(given) == {given_s}
+    given.clear()
+    compile_only(tmp_path, "again", timeout_s=timeout_s, budget_s=5)
+    assert max(given) <= 5, "the budget bounds them all"
+
+
 # Targets --------------------------------------------------------------------------------------------------------------
 
 

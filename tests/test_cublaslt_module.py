@@ -22,13 +22,16 @@ from fibc.backends.cublaslt_algorithm import Algorithm
 from fibc.backends.launch_headers import INCLUDE
 from fibc.codegen.build import build
 from fibc.gpus import join_version
-from fibc.runtime import read_table
+from fibc.runtime import oracle, read_table
+from fibc.runtime.oracle import Surroundings, TensorFacts
 from fibc.schema.candidate import Artifact
 from fibc.schema.silicon import CudaValidity
 
 pytestmark = pytest.mark.e2e
 
 H200 = CudaValidity("sm_90a", 90, 132, 60 << 20, 150 * 10**9)
+
+ROWS = (1, 4, 5, 6, 8, 1000)
 
 SCRIPT = """
 import ctypes, json, sys, warnings
@@ -39,6 +42,10 @@ with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     import fibc_toy_rows as op
     said = [op.prepare(0), op.environment["devices"]["cuda:0"], op.environment["here"]["cublas"]]
+    sys.path.insert(0, sys.argv[3])
+    import fake_gpu
+    gpu = fake_gpu.FakeGpu()
+    said.append({rows: op.explain(gpu.tensor(rows, 10))["reason"] for rows in map(int, sys.argv[4:])})
 print(json.dumps([*said, [str(warning.message) for warning in caught]]))
 """
 
@@ -94,7 +101,7 @@ def test_a_variant_of_another_library_version_declines_and_the_others_serve(
         "FAKE_VERSION": str(join_version(here)),
     }
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, package.parent, fake.torch],
+        [sys.executable, "-c", SCRIPT, package.parent, fake.torch, Path(__file__).parent, *map(str, ROWS)],
         capture_output=True,
         text=True,
         check=False,
@@ -103,8 +110,9 @@ def test_a_variant_of_another_library_version_declines_and_the_others_serve(
     )
     assert done.returncode == 0, done.stderr
     said: list[Any] = json.loads(done.stdout.splitlines()[-1])
-    prepared, device, found, warned = said
-    (symbol,) = (variant.symbol for variant in read_table(package).variants if variant.library)
+    prepared, device, found, explained, warned = said
+    table = read_table(package)
+    (symbol,) = (variant.symbol for variant in table.variants if variant.library)
     assert (prepared, device["reason"], found) == (True, "hit", here)
     assert device["declined"] == ([] if served else [symbol])
     message = (
@@ -112,3 +120,10 @@ def test_a_variant_of_another_library_version_declines_and_the_others_serve(
         "their calls go to the native kernel, x.float().sum(-1)"
     )
     assert warned == ([] if served else [message])
+    around = Surroundings(isa=(), declined={"cuda:0": device["declined"]})
+    foreseen = {
+        str(rows): oracle.choose(table, [TensorFacts((rows, 10), (10, 1), "float32", "cuda:0")], around).reason
+        for rows in ROWS
+    }
+    assert explained == foreseen, "module and oracle decide alike"
+    assert set(foreseen.values()) == ({"hit", "region"} if served else {"hit", "load", "region"})

@@ -24,7 +24,7 @@ from fibc.case_book import CaseBook
 from fibc.cases import Drafter
 from fibc.check import Oracle, Weights, probe
 from fibc.cuda_queue import CudaQueue
-from fibc.gpu_lock import lock_gpu
+from fibc.gpu_lock import lock_device
 from fibc.nvml import open_monitor
 from fibc.observer import Observer, OwnProcesses
 from fibc.schema.candidate import Guards, TensorGuard
@@ -391,7 +391,8 @@ def test_pairs_are_observed_cheaply_and_own_processes_are_known(gpu: Gpu, queue:
 
 
 def test_the_physical_gpu_is_locked_by_its_uuid(gpu: Gpu) -> None:
-    with lock_gpu(open_monitor(gpu).uuid, wait_s=0, say=say):
+    assert gpu.mig or gpu.physical == open_monitor(gpu).uuid
+    with lock_device(gpu, wait_s=0, say=say):
         pass
 
 

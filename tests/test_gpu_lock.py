@@ -8,13 +8,16 @@ import stat
 import subprocess
 import sys
 import threading
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from fibc import gpu_lock
 from fibc.errors import EvaluationError, InputError
-from fibc.gpu_lock import lock_gpu
+from fibc.gpu_lock import lock_device, lock_gpu
+from fibc.schema.silicon import CudaValidity, Gpu
 
 UUID = "GPU-00112233-4455-6677-8899-aabbccddeeff"
 
@@ -105,6 +108,37 @@ def test_a_second_run_says_that_it_waits_and_goes_on_when_the_first_ends(shared:
         first_may_end.set()
         thread.join()
     assert said == [f"gpu {UUID}: another run measures there; waiting up to 60 s for it"]
+
+
+def test_the_thread_that_holds_the_lock_may_take_it_again_and_no_other_one_may(shared: Path) -> None:
+    refused: list[str] = []
+
+    def other() -> None:
+        with pytest.raises(InputError) as raised, lock_gpu(UUID, wait_s=0, say=never, directories=(shared,)):
+            pytest.fail("two at once")
+        refused.append(str(raised.value))
+
+    with lock_gpu(UUID, wait_s=0, say=never, directories=(shared,)):
+        with lock_gpu(UUID, wait_s=0, say=never, directories=(shared,)):
+            pass
+        thread = threading.Thread(target=other)  # the inner block's end has given nothing back
+        thread.start()
+        thread.join()
+    assert len(refused) == 1
+    assert refused[0].startswith(f"gpu {UUID}: another run measures there (wait until it has ended")
+    end(*start_owner(shared))  # another process takes it, now that it is free
+
+
+def test_slices_of_one_gpu_share_its_lock_and_a_cpu_has_none(monkeypatch: pytest.MonkeyPatch, shared: Path) -> None:
+    validity = CudaValidity("sm_90a", 90, 16, 15 << 20, 1 << 34)
+    whole = Gpu(0, UUID, "0000:1b:00.0", "NVIDIA H200", "", "580.1", 232448, validity)
+    slices = [replace(whole, uuid=f"MIG-{number}", mig="1g.18gb") for number in (1, 2)]
+    assert whole.physical == UUID
+    assert slices[0].physical == slices[1].physical == "0000:1b:00.0"
+    monkeypatch.setattr(gpu_lock, "lock_gpu", partial(lock_gpu, directories=(shared,)))
+    with lock_device(slices[1], wait_s=0, say=never), lock_device(None, wait_s=0, say=never):
+        (file,) = shared.iterdir()
+        assert file.name.startswith("fibc-0000_1b_00.0-")
 
 
 def test_every_user_can_open_the_file_and_nobody_needs_to_own_it(shared: Path) -> None:

@@ -353,3 +353,8 @@ def test_the_oracle_looks_at_the_gpu_last(reason: str) -> None:
     around = Surroundings(isa=(), devices={"cuda:1": reason})
     assert oracle.choose(table, [a, b], around).reason == reason
     assert oracle.choose(table, [a, replace(b, device="cuda:0")], around).reason == "devices"
+    symbol = table.variants[table.regions[0].variant].symbol
+    declined = replace(around, declined={"cuda:1": (symbol,)})
+    assert oracle.choose(table, [a, b], declined).reason == ("load" if reason == "hit" else reason)
+    elsewhere = replace(around, declined={"cuda:0": (symbol,), "cuda:1": ("fibc_another",)})
+    assert oracle.choose(table, [a, b], elsewhere).reason == reason

@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import io
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from simulation import BLOCKS, Machine, write_definition
 
 import fibc
 import fibc.explore
+import fibc.pipeline
 import fibc.prove
+import fibc.sustain
+import fibc.task
+from fibc import gpu_lock, gpus, report
+from fibc.cache import Cache
+from fibc.environment import detect
 from fibc.errors import GateError, InputError
 from fibc.paths import OutLayout
 from fibc.records import RecordLog
 from fibc.runtime.package import load, read_table
+from fibc.schema import codec
 from fibc.schema.decision import Verdict
+from fibc.schema.digest import digest_json
 from fibc.schema.evaluation import Status
+from fibc.schema.observed import Observed
+from fibc.schema.options import MODES, TuneOptions
 from fibc.schema.result import TuneResult
+from fibc.schema.silicon import Gpu
+from fibc.task import Task, read_task
 
 SIZES = (1, 2, 3, 4, 7, 8)
 
@@ -214,10 +233,6 @@ def test_the_boundary_set_takes_a_row_back(machine: Callable[..., Machine], tmp_
 
 def tune_sets(tmp_path: Path, sizes: tuple[int, ...]) -> dict[str, list[int]]:
     """Return the sizes of the boundary set, and of all points, as the pipeline will see them."""
-    from fibc.cache import Cache
-    from fibc.schema.options import TuneOptions
-    from fibc.task import read_task
-
     task = read_task(write_definition(tmp_path / "defs", sizes), None, TuneOptions(split=(0.6, 0.2, 0.2)), Cache())
     points = [dict(point.axes)["rows"] for key in task.keys for point in key.points]
     return {"boundary": [workload.axes["rows"] for workload in task.sets.boundary], "points": points}
@@ -275,6 +290,131 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(machine: Callable[...,
     assert result.table is None
     assert not made.asked
     assert not (tmp_path / "out").exists()
+
+
+def test_the_gpu_is_locked_while_anything_is_measured_and_at_no_other_time(
+    machine: Callable[..., Machine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = machine(lambda block, rows: 1.3)
+    seen: list[tuple[str, bool]] = []
+
+    @contextlib.contextmanager
+    def lock(gpu: Gpu | None, *, wait_s: float, say: Callable[[str], None]) -> Iterator[None]:
+        assert gpu is None  # of a CPU's environment
+        assert wait_s > 0
+        seen.append(("taken", not made.asked))
+        yield
+        seen.append(("given back", made.asked["benches"] > 2))
+
+    monkeypatch.setattr(fibc.pipeline, "lock_device", lock)
+    tune(tmp_path, dry_run=True)
+    assert seen == []
+    assert tune(tmp_path, sizes=tuple(range(17, 65)), split=(0.6, 0.2, 0.2)).test
+    assert seen == [("taken", True), ("given back", True)]
+    assert tune(tmp_path, sizes=tuple(range(17, 65)), split=(0.6, 0.2, 0.2)).up_to_date
+    assert len(seen) == 2
+
+
+def test_a_tune_is_refused_where_another_run_measures_on_the_gpu(
+    machine: Callable[..., Machine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = machine(lambda block, rows: 1.3)
+    gpu = gpus.stand_in("sm_90a")
+    monkeypatch.setattr(fibc.task, "_gpu", lambda options, *, needs_device: replace(gpu, uuid=f"GPU-{os.getpid()}"))
+    monkeypatch.setattr(fibc.pipeline, "DEFAULT_LOCK_WAIT_S", 0.0)
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    monkeypatch.setattr(gpu_lock, "lock_gpu", partial(gpu_lock.lock_gpu, directories=(shared,)))
+    (shared / f"fibc-GPU-{os.getpid()}.lock").touch()
+    with (shared / f"fibc-GPU-{os.getpid()}.lock").open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(InputError, match=f"gpu GPU-{os.getpid()}: another run measures there"):
+            tune(tmp_path)
+    assert not made.asked
+
+
+def test_evidence_of_one_mode_is_not_evidence_of_another(
+    machine: Callable[..., Machine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(lambda block, rows: 1.3)
+    path = write_definition(tmp_path / "defs", SIZES)
+
+    def task(mode: str = "", **changed: Any) -> Task:
+        return read_task(path, None, TuneOptions(mode=mode, **changed), Cache())
+
+    assert (task().mode, task("eager").mode) == ("eager", "eager")
+    assert task().evidence_digest == task("eager").evidence_digest
+    gpu = gpus.stand_in("sm_90a")
+    monkeypatch.setattr(fibc.task, "_gpu", lambda options, *, needs_device: gpu)
+    default = task()
+    assert default.mode == "graph"
+    assert default.evidence_digest == task("graph").evidence_digest == default_digest(default)
+    digests = {mode: task(mode).evidence_digest for mode in MODES}
+    prints = {mode: task(mode).fingerprint for mode in MODES}
+    assert len(set(digests.values())) == len(set(prints.values())) == 3
+    other = replace(detect(gpu=gpu), model="another CPU")
+    monkeypatch.setattr(fibc.task, "detect", lambda *, gpu: other)
+    moved = {mode for mode in MODES if task(mode).evidence_digest != digests[mode]}
+    assert moved == {"eager"}, "without graphs a caller pays for the host"
+
+
+def default_digest(task: Task) -> str:
+    """Return the digest under which evidence of the default mode has always been recorded."""
+    return digest_json([task.environment.digest, task.native.digest])
+
+
+def test_the_mode_reaches_the_workers_and_the_plan(
+    machine: Callable[..., Machine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(lambda block, rows: 1.3)
+    assert tune(tmp_path, dry_run=True).plan["mode"] == "eager"
+    given: list[str] = []
+    made: Any = vars(fibc.pipeline)["Evaluator"]
+
+    def spy(*arguments: Any, mode: str, **options: Any) -> Any:
+        given.append(mode)
+        return made(*arguments, **options)
+
+    monkeypatch.setattr(fibc.pipeline, "Evaluator", spy)
+    tune(tmp_path, mode="eager")
+    assert given == ["eager"]
+
+
+def test_what_was_seen_of_the_gpu_is_in_the_result_and_recorded(
+    machine: Callable[..., Machine], tmp_path: Path
+) -> None:
+    seen = Observed(40, 2, {"an XID event (79)": 1}, {"driver": "580"})
+    machine(lambda block, rows: 1.3, observed=seen)
+    result = tune(tmp_path)
+    assert result.observed == seen
+    log = RecordLog(OutLayout(tmp_path / "out").records("toy"), definition="", environment="")
+    assert [codec.from_plain(Observed, r.value) for r in log.read() if r.kind == "observed"] == [seen]
+    text = io.StringIO()
+    report.print_result(Console(file=text, width=200), result)
+    shown = "1 of 40 timed pairs discarded (1 for an XID event (79)), 2 under the software power cap"
+    assert f"gpu       {shown}\n" in text.getvalue()
+
+
+def test_a_winner_on_a_gpu_that_slows_down_when_it_runs_alone_is_revoked(
+    machine: Callable[..., Machine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = machine(lambda block, rows: 1.3 if block == (1 if rows <= 16 else 2) else 0.8, alone={2: 0.9})
+    sizes = (1, 8, 16, 24, 32)
+    assert set(blocks(tune(tmp_path, sizes=sizes)).values()) == {1, 2}
+    assert not made.asked["sustained"], "a CPU has no power cap that a kernel meets alone"
+    monkeypatch.setattr(fibc.sustain, "has_power_cap", lambda environment: True)
+    result = tune(tmp_path, sizes=sizes, fresh=True)
+    assert result.table is not None
+    rows = {str(row.cell): row for row in result.table.rows}
+    assert {cell: served is not None for cell, served in blocks(result).items()} == {
+        cell: int(cell.split(".")[-1]) <= 16 for cell in rows
+    }
+    lost = rows["17..32"]
+    assert (lost.revoked, lost.verdict) == (True, Verdict.KEEP_NATIVE)
+    assert lost.reason == "revoked: the winner does not hold in blocks of a second and more: 0.900x"
+    assert rows["9..16"].reason.endswith("fresh sessions; holds in blocks of a second and more: 1.100x")
+    assert made.asked["sustained"] <= 4, "a binary is run once for every power of 16"
 
 
 def test_an_out_that_cannot_be_written_is_refused_before_any_work(

@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 
+from fibc.environment import Environment
+from fibc.gpus import stand_in
 from fibc.progress import Quiet
 from fibc.prove import PUBLISH_S, RECONFIRM_SHARE, _Pace
 from fibc.schema.policy import Policy
+from fibc.schema.silicon import Gpu
 from fibc.search.budget import Budget
+from fibc.sustain import CHECK_S, CHECKS_A_RACE
 
 FIRST_LOOK = Policy().looks[0]
 
@@ -28,10 +32,9 @@ def clock() -> Clock:
     return Clock()
 
 
-def make_pace(clock: Clock, total_s: float) -> _Pace:
-    shop: Any = SimpleNamespace(
-        budget=Budget(total_s, clock=clock), task=SimpleNamespace(policy=Policy()), progress=Quiet()
-    )
+def make_pace(clock: Clock, total_s: float, gpu: Gpu | None = None) -> _Pace:
+    task = SimpleNamespace(policy=Policy(), environment=Environment("", (), 0, 0, 1, gpu=gpu))
+    shop: Any = SimpleNamespace(budget=Budget(total_s, clock=clock), task=task, progress=Quiet())
     return _Pace(shop)
 
 
@@ -53,6 +56,19 @@ def test_races_end_while_the_sessions_of_the_reconfirm_still_fit(clock: Clock) -
     assert pace.leaves_enough(FIRST_LOOK)
     clock.now = 100.0 - needed_s(4.0) + 0.1
     assert not pace.leaves_enough(FIRST_LOOK)
+
+
+def test_on_a_gpu_time_is_kept_for_winners_to_run_alone(clock: Clock) -> None:
+    on_cpu, on_gpu = (make_pace(clock, 200.0, gpu) for gpu in (None, stand_in("sm_90a")))
+    for _ in range(FIRST_LOOK):
+        clock.now += 4.0
+        on_cpu.ended("a session")
+        on_gpu.ended("a session")
+    clock.now = 200.0 - needed_s(4.0) - 8 * CHECKS_A_RACE * CHECK_S - 0.1
+    assert on_gpu.leaves_enough(FIRST_LOOK, 8)
+    clock.now += 0.2
+    assert not on_gpu.leaves_enough(FIRST_LOOK, 8)
+    assert on_cpu.leaves_enough(FIRST_LOOK, 8)
 
 
 def test_the_first_look_is_waited_for_while_there_is_any_time(clock: Clock) -> None:

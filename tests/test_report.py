@@ -36,6 +36,15 @@ def test_generated_kernels_and_library_calls_are_counted_apart() -> None:
     assert "served by 6 generated kernels in 5 cells\n" in _printed(replace(table, rows=revoked))
 
 
+def test_a_table_for_gpus_says_how_calls_were_timed() -> None:
+    table = toys.rows_table(H200)
+    timed = [replace(item, mode="device") for item in table.rows[0].reconfirm]
+    assert timed
+    rows = tuple(replace(row, confirm=(), reconfirm=tuple(timed)) for row in table.rows)
+    assert "margin 1.02  mode device\n" in _printed(replace(table, rows=rows))
+    assert "mode" not in _printed(toys.gemm_table()).splitlines()[0]
+
+
 def test_a_table_for_cpus_calls_no_library_and_says_nothing_of_it() -> None:
     assert "served by" not in _printed(toys.gemm_table())
 

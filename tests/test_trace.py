@@ -212,7 +212,10 @@ def test_a_solution_that_breaks_a_rule_is_a_problem(changes: dict[str, Any], pro
 
 
 def test_a_variant_is_a_solution_with_its_source() -> None:
-    made = to_solution(DEFINITION, CANDIDATE, "fibc_abc", "int x;\n", {"fibc/kernel_abi.h": "/* abi */\n"})
+    headers = {"fibc/kernel_abi.h": "/* abi */\n"}
+    made = to_solution(
+        DEFINITION, CANDIDATE, "int x;\n", language="cpp", file="kernel.cpp", entry="fibc_abc", headers=headers
+    )
     plain = made.to_json()
     assert plain["name"] == solution_name(DEFINITION, CANDIDATE) == f"gemm_n8_k4_{CANDIDATE.digest}"
     assert plain["spec"] == {

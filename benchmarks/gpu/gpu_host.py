@@ -32,6 +32,7 @@ from fibc.schema.policy import PUBLISHED_LEVEL
 from fibc.schema.space import Config, Space
 from fibc.schema.table import DispatchTable, Region, Variant
 from fibc.search.space import ConfigSpace
+from fibc.settings import compile_timeout_s
 from fibc.task import Task
 from fibc.worker import load_harness
 
@@ -112,7 +113,8 @@ def make_kinds(task: Task) -> list[Kind]:
     kinds: list[Kind] = []
     for backend, space, config, splits in wanted:
         candidate = backend.candidate(task.definition, space.template, dict(config))
-        built = backend.build(task.definition, [candidate], timeout_s=task.options.timeout_s, jobs=1)[candidate.digest]
+        timeout_s = compile_timeout_s(backend.name, task.options.timeout_s)
+        built = backend.build(task.definition, [candidate], timeout_s=timeout_s, jobs=1)[candidate.digest]
         if isinstance(built, Artifact):
             name = f"{space.template}{', split K' if splits else ''}"
             kinds.append(Kind(name, len(kinds) + 1, splits, candidate, built))

@@ -1,11 +1,21 @@
-"""How many compilers fit into the memory that is free."""
+"""The memory of this machine, and how many compilers fit into what is free of it."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
+
+
+def total_bytes(*, cgroup: Path = CGROUP) -> int:
+    """Return the memory of this machine, or of its container where that has less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError):
+        return min(total, int((cgroup / "memory.max").read_text()))
+    return total
 
 
 def jobs_that_fit(jobs: int, bytes_each: int, *, meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fibc.schema.callspec import Argument, CallSpec
 from fibc.schema.candidate import TensorGuard
+from fibc.schema.definition import DTYPE_BITS
 from fibc.schema.silicon import CudaValidity
 from fibc.schema.table import CpuValidity, DispatchTable, Variant
 
@@ -57,6 +58,8 @@ class Surroundings:
         num_threads: What ``torch.get_num_threads()`` says; None stands for the table's own.
         watched: A dispatch mode of torch is active, or forward-mode differentiation.
         devices: Of each GPU ``hit`` where it is ready, or why no variant can serve on it; one that is missing is ready.
+        declined: Of each GPU the symbols of variants that declined to load there while others did, as
+            ``environment["devices"]`` of a module says: they call another version of a library than torch has loaded.
     """
 
     isa: tuple[str, ...]
@@ -66,6 +69,7 @@ class Surroundings:
     watched: bool = False
     grad_mode: bool = False
     devices: Mapping[str, str] = field(default_factory=dict)
+    declined: Mapping[str, Collection[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,12 @@ def choose(table: DispatchTable, inputs: Sequence[Value], around: Surroundings) 
     choice = choose_axes(table, axes, around, inputs)
     if choice.reason != HIT or isinstance(validity, CpuValidity):
         return choice
-    return replace(choice, reason=around.devices.get(place, HIT))
+    reason = around.devices.get(place, HIT)
+    assert choice.region is not None
+    symbol = table.variants[table.regions[choice.region].variant].symbol
+    if reason == HIT and symbol in around.declined.get(place, ()):
+        reason = "load"
+    return replace(choice, reason=reason)
 
 
 def choose_axes(
@@ -257,4 +266,8 @@ def _check(guard: TensorGuard, tensor: TensorFacts, max_offset_elems: int) -> st
     last_offset = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=True))
     if last_offset > max_offset_elems:
         return "offset"
-    return HIT if tensor.address % guard.alignment_bytes == 0 else "alignment"
+    aligned = tensor.address % guard.alignment_bytes == 0
+    if guard.layout == "rows" and not contiguous:
+        elem_bytes = max(1, DTYPE_BITS[tensor.dtype] // 8)
+        aligned &= all(size == 1 or stride * elem_bytes % guard.alignment_bytes == 0 for size, stride in outer)
+    return HIT if aligned else "alignment"

@@ -59,7 +59,8 @@ class TensorGuard:
     Attributes:
         layout: ``contiguous`` (row-major, size-1 axes' strides never matter), ``rows`` (last axis has stride 1, the
             other strides are free and non-negative) or ``any``.
-        alignment_bytes: The data pointer is a multiple of it.
+        alignment_bytes: The data pointer is a multiple of it. With ``rows`` so are the strides between rows that a
+            caller chooses: all but row-major ones, of which the definition's sizes decide.
     """
 
     layout: str = "contiguous"

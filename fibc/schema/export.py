@@ -14,12 +14,10 @@ from fibc.schema.definition import Definition
 from fibc.schema.digest import digest_json
 from fibc.schema.evaluation import Evaluation, Status
 from fibc.schema.table import NativeSource
-from fibc.schema.trace import Solution, Trace, TraceStatus
+from fibc.schema.trace import Language, Solution, Trace, TraceStatus
 from fibc.schema.workload import RandomInput, Workload
 
 AUTHOR = "fibc"
-
-ENTRY_FILE = "kernel.cpp"
 
 
 def solution_name(definition: Definition, candidate: Candidate) -> str:
@@ -28,16 +26,27 @@ def solution_name(definition: Definition, candidate: Candidate) -> str:
 
 
 def to_solution(
-    definition: Definition, candidate: Candidate, symbol: str, source: str, headers: Mapping[str, str] | None = None
+    definition: Definition,
+    candidate: Candidate,
+    source: str,
+    *,
+    language: Language,
+    file: str,
+    entry: str,
+    headers: Mapping[str, str] | None = None,
+    dependencies: Sequence[str] = (),
 ) -> Solution:
-    """Return a CPU ``candidate`` as a solution.
+    """Return ``candidate`` as a solution.
 
     Args:
-        symbol: The entry in ``source``, with the ABI of ``fibc/kernel_abi.h``.
-        source: The rendered C++ source.
+        source: The rendered source.
+        file: Name of its file.
+        entry: The kernel's function in it; in C++ for the host one with the ABI of ``fibc/kernel_abi.h``.
         headers: Text of the headers that ``source`` includes, by path.
+        dependencies: Libraries that it needs.
     """
-    sources = [{"path": ENTRY_FILE, "content": source}]
+    target = candidate.target
+    sources = [{"path": file, "content": source}]
     sources += [{"path": path, "content": text} for path, text in (headers or {}).items()]
     return Solution.model_validate(
         {
@@ -46,10 +55,10 @@ def to_solution(
             "author": AUTHOR,
             "description": str(candidate),
             "spec": {
-                "language": "cpp",
-                "target_hardware": [candidate.target.kind],
-                "entry_point": f"{ENTRY_FILE}::{symbol}",
-                "dependencies": [],
+                "language": language,
+                "target_hardware": [target.kind if target.kind == "cpu" else str(target)],
+                "entry_point": f"{file}::{entry}",
+                "dependencies": list(dependencies),
                 "destination_passing_style": True,
                 "binding": None,
             },

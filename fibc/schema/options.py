@@ -12,6 +12,12 @@ from fibc.schema.arch import ARCH_NAMES
 TARGETS = ("", "cpu", "cuda", *(f"cuda:{name}" for name in ARCH_NAMES))
 """What ``--target`` takes; empty is the first visible GPU, else the CPU."""
 
+MODES = ("graph", "device", "eager")
+"""What ``--mode`` takes: how calls on a GPU are timed (``fibc/timing_cuda.py``); the first is the default."""
+
+CPU_MODE = "eager"
+"""The only one on a CPU."""
+
 
 @dataclass(frozen=True)
 class TuneOptions:
@@ -25,7 +31,9 @@ class TuneOptions:
         templates: Directories with more kernel templates.
         trials: Trials per key; None: the documented number of the target.
         budget_s: Wall time of the whole run, in seconds; warm-up, reference and builds included.
-        timeout_s: Wall time of one candidate's build, and of its validation and timing, in seconds.
+        timeout_s: Wall time of one candidate's compilation, and of its validation and timing, in seconds; of a slow
+            compiler's compilation more (``settings.compile_timeout_s``).
+        mode: One of ``MODES``; empty: the documented one of the target. Calls on a CPU have ``CPU_MODE`` alone.
         min_speedup: Margin that a lower bound must beat; None: the documented one of the target.
         alpha: Error per key.
         alpha_table: One guarantee over all keys: alpha is divided by their number.
@@ -35,6 +43,7 @@ class TuneOptions:
         jobs: Compilers at once.
         fresh: Forget studies and evidence of this definition first.
         dry_run: Say what would be done, and do nothing.
+        sanitize: Run finalists under compute-sanitizer; what it finds costs the candidate.
         compiled_only: Search only inside what ``--compile-only`` left in ``out``. Without a backend's compiler that is
             so in any case.
     """
@@ -46,6 +55,7 @@ class TuneOptions:
     trials: int | None = None
     budget_s: float = settings.DEFAULT_BUDGET_S
     timeout_s: float = settings.DEFAULT_TIMEOUT_S
+    mode: str = ""
     min_speedup: float | None = None
     alpha: float = settings.DEFAULT_ALPHA
     alpha_table: bool = False
@@ -56,6 +66,7 @@ class TuneOptions:
     fresh: bool = False
     dry_run: bool = False
     compiled_only: bool = False
+    sanitize: bool = False
 
     @property
     def target_kind(self) -> str:
@@ -87,6 +98,7 @@ class TuneOptions:
                 len(self.split) == 3 and min(self.split) >= 0 and self.split[0] > 0 and abs(sum(self.split) - 1) < 1e-6,
                 "three fractions that sum to 1, the first above 0, for example 0.6,0.2,0.2",
             ),
+            ("--mode", self.mode, self.mode in ("", *MODES), ", ".join(MODES)),
             ("--target", self.target, self.target in TARGETS, ", ".join(filter(None, TARGETS))),
         )
         problems = [

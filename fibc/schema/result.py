@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fibc.schema.decision import Comparison
+from fibc.schema.observed import Observed
 from fibc.schema.table import DispatchTable
 
 
@@ -40,6 +41,7 @@ class TuneResult:
         up_to_date: Nothing had changed, so nothing was built or measured.
         partial: The budget ended first, or the user interrupted.
         interrupted: Ctrl-C ended the run.
+        observed: What was seen of the GPU while pairs were timed; None on a CPU, and where nothing was.
         plan: What a dry run would do; empty otherwise.
     """
 
@@ -57,6 +59,7 @@ class TuneResult:
     up_to_date: bool = False
     partial: bool = False
     interrupted: bool = False
+    observed: Observed | None = None
     plan: Mapping[str, int | float | str] = field(default_factory=dict)
 
 

@@ -63,6 +63,11 @@ class Gpu:
     shared_bytes_max: int
     validity: CudaValidity
 
+    @property
+    def physical(self) -> str:
+        """Return a name of the physical GPU: its UUID, of a MIG slice the bus that it shares with its parent."""
+        return self.pci_bus_id if self.mig else self.uuid
+
     def __str__(self) -> str:
         held = self.validity
         return (

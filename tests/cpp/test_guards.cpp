@@ -17,6 +17,10 @@ struct View {
   [[nodiscard]] fibc_tensor tensor() const { return {data, shape, strides}; }
 };
 
+constexpr std::int32_t kTwoAxes[] = {0, 1};
+constexpr Argument kFloats{"x", Kind::kTensor, dtype_of("float32"), kTwoAxes, false, kNoAlias};
+constexpr Argument kHalves{"x", Kind::kTensor, dtype_of("bfloat16"), kTwoAxes, false, kNoAlias};
+
 void strides_of_size_one_axes_never_matter() {
   const View one{{1, 8, 1}, {7777, 1, -5}, 3};
   CHECK(is_contiguous(one.tensor(), 3));
@@ -43,7 +47,7 @@ void layouts_are_told_apart() {
 void the_first_guard_that_fails_is_named() {
   View view{{4, 4, 0}, {5, 1, 0}, 2, reinterpret_cast<char*>(memory) + 4};
   const auto check = [&](Layout layout, std::int32_t alignment, std::int64_t offset) {
-    return check_guard({layout, alignment}, view.tensor(), 2, offset);
+    return check_guard({layout, alignment}, view.tensor(), kFloats, offset);
   };
   CHECK(check(Layout::kContiguous, 16, 3) == Reason::kLayout);
   CHECK(check(Layout::kRows, 16, 17) == Reason::kOffset);
@@ -55,7 +59,20 @@ void the_first_guard_that_fails_is_named() {
 void offsets_are_counted_in_64_bits() {
   const View huge{{320, 2, 0}, {7864320, 1, 0}, 2};
   CHECK(last_offset(huge.tensor(), 2) == 319LL * 7864320 + 1);
-  CHECK(check_guard({Layout::kRows, 1}, huge.tensor(), 2, (1LL << 31) - 1) == Reason::kOffset);
+  CHECK(check_guard({Layout::kRows, 1}, huge.tensor(), kFloats, (1LL << 31) - 1) == Reason::kOffset);
+}
+
+void rows_at_a_callers_distance_are_as_aligned_as_the_first() {
+  const auto check = [](std::int64_t rows, std::int64_t columns, std::int64_t stride, Layout layout) {
+    const View view{{rows, columns, 0}, {stride, 1, 0}, 2, memory};
+    return check_guard({layout, 16}, view.tensor(), kHalves, 1 << 20);
+  };
+  CHECK(check(4, 64, 72, Layout::kRows) == Reason::kHit);
+  CHECK(check(4, 64, 65, Layout::kRows) == Reason::kAlignment);  // 130 bytes
+  CHECK(check(4, 64, 0, Layout::kRows) == Reason::kHit);         // every row is the first
+  CHECK(check(1, 64, 65, Layout::kRows) == Reason::kHit);        // there is one row
+  CHECK(check(4, 63, 63, Layout::kRows) == Reason::kHit);        // row-major: the definition's sizes decide
+  CHECK(check(4, 64, 65, Layout::kAny) == Reason::kHit);
 }
 
 void written_memory_is_held_apart() {
@@ -94,6 +111,7 @@ int main() {
   layouts_are_told_apart();
   the_first_guard_that_fails_is_named();
   offsets_are_counted_in_64_bits();
+  rows_at_a_callers_distance_are_as_aligned_as_the_first();
   written_memory_is_held_apart();
   return fibc_tests::failures != 0;
 }

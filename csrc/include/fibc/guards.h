@@ -50,20 +50,34 @@ namespace fibc {
   return (reinterpret_cast<std::uintptr_t>(data) & (static_cast<std::uintptr_t>(alignment_bytes) - 1)) == 0;
 }
 
-[[nodiscard]] inline Reason check_guard(const TensorGuard& guard, const fibc_tensor& tensor, std::int32_t rank,
+// Whether a caller's strides keep every row as aligned as the first. Of row-major ones the definition's sizes decide.
+[[nodiscard]] constexpr bool has_aligned_rows(const fibc_tensor& tensor, std::int32_t rank, std::int64_t elem_bytes,
+                                              std::int32_t alignment_bytes) noexcept {
+  if (alignment_bytes == 1 || is_contiguous(tensor, rank)) return true;
+  for (std::int32_t d = 0; d < rank - 1; ++d) {
+    if (tensor.shape[d] != 1 && tensor.strides[d] * elem_bytes % alignment_bytes != 0) return false;
+  }
+  return true;
+}
+
+[[nodiscard]] inline Reason check_guard(const TensorGuard& guard, const fibc_tensor& tensor, const Argument& argument,
                                         std::int64_t max_offset_elems) noexcept {
+  const std::int32_t rank = argument.axes.size;
   if (guard.layout == Layout::kContiguous && !is_contiguous(tensor, rank)) return Reason::kLayout;
   if (guard.layout == Layout::kRows && !has_rows(tensor, rank)) return Reason::kLayout;
   if (last_offset(tensor, rank) > max_offset_elems) return Reason::kOffset;
   if (!is_aligned(tensor.data, guard.alignment_bytes)) return Reason::kAlignment;
+  if (guard.layout == Layout::kRows &&
+      !has_aligned_rows(tensor, rank, argument.dtype.size_bytes(), guard.alignment_bytes)) {
+    return Reason::kAlignment;
+  }
   return Reason::kHit;
 }
 
 [[nodiscard]] inline Reason check_input_guards(const Spec& spec, const Variant& variant, const Call& call) noexcept {
   for (std::int32_t i = 0; i < spec.inputs.size; ++i) {
     if (spec.inputs[i].kind == Kind::kScalar) continue;
-    const Reason reason =
-        check_guard(variant.inputs[i], call.inputs[i], spec.inputs[i].axes.size, variant.max_offset_elems);
+    const Reason reason = check_guard(variant.inputs[i], call.inputs[i], spec.inputs[i], variant.max_offset_elems);
     if (reason != Reason::kHit) return reason;
   }
   return Reason::kHit;
@@ -72,9 +86,9 @@ namespace fibc {
 [[nodiscard]] inline Reason check_output_guard(const Spec& spec, const Variant& variant, const Call& call,
                                                std::int32_t index) noexcept {
   const fibc_tensor& tensor = call.outputs[index];
-  const std::int32_t rank = spec.outputs[index].axes.size;
-  if (!is_injective(tensor, rank)) return Reason::kLayout;
-  return check_guard(variant.outputs[index], tensor, rank, variant.max_offset_elems);
+  const Argument& output = spec.outputs[index];
+  if (!is_injective(tensor, output.axes.size)) return Reason::kLayout;
+  return check_guard(variant.outputs[index], tensor, output, variant.max_offset_elems);
 }
 
 // Half-open range of bytes that a tensor's elements span.

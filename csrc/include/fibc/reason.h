@@ -33,7 +33,7 @@
   X(kVariantIsa, "variant_isa", "the CPU lacks the variant's instruction set")                 \
   X(kLayout, "layout", "strides that the variant does not take")                               \
   X(kOffset, "offset", "an element offset beyond what the variant computes in")                \
-  X(kAlignment, "alignment", "a data pointer less aligned than the variant needs")             \
+  X(kAlignment, "alignment", "a data pointer or a row less aligned than the variant needs")    \
   X(kAlias, "alias", "an output in place is not the tensor that it is to be written to")       \
   X(kInference, "inference", "an inference tensor would be written outside inference mode")    \
   X(kOverlap, "overlap", "an output shares memory with another argument")                      \

@@ -90,7 +90,7 @@ enum class Layout : std::uint8_t {
 
 struct TensorGuard {
   Layout layout;
-  std::int32_t alignment_bytes;
+  std::int32_t alignment_bytes;  // of the data pointer, and with kRows of rows that are not row-major
 };
 
 struct Variant {
