@@ -71,6 +71,7 @@ def make_table(shop: Shop, proof: Proof, *, interrupted: bool) -> DispatchTable:
         fingerprint=task.fingerprint,
         boundary=proof.boundary,
         mismatches=task.mismatches,
+        on_change=task.options.on_change,
     )
 
 

@@ -13,6 +13,11 @@ TARGETS = ("", "cpu", "cuda", *(f"cuda:{name}" for name in ARCH_NAMES))
 """What ``--target`` takes; empty is the first visible GPU, else the CPU."""
 
 
+ON_CHANGE = ("serve", "native", "refuse")
+"""What a module does where driver, torch or a library is not the one it was tuned with: serve the same binaries and say
+so, send every call to native, or refuse to be imported. ``FIBC_ON_CHANGE`` overrides it at import."""
+
+
 @dataclass(frozen=True)
 class TuneOptions:
     """What a user may choose; the defaults are the documented ones.
@@ -37,6 +42,7 @@ class TuneOptions:
         dry_run: Say what would be done, and do nothing.
         compiled_only: Search only inside what ``--compile-only`` left in ``out``. Without a backend's compiler that is
             so in any case.
+        on_change: One of ``ON_CHANGE``, kept in the table.
     """
 
     native: str | None = None
@@ -56,6 +62,7 @@ class TuneOptions:
     fresh: bool = False
     dry_run: bool = False
     compiled_only: bool = False
+    on_change: str = ON_CHANGE[0]
 
     @property
     def target_kind(self) -> str:
@@ -87,6 +94,7 @@ class TuneOptions:
                 len(self.split) == 3 and min(self.split) >= 0 and self.split[0] > 0 and abs(sum(self.split) - 1) < 1e-6,
                 "three fractions that sum to 1, the first above 0, for example 0.6,0.2,0.2",
             ),
+            ("--on-change", self.on_change, self.on_change in ON_CHANGE, ", ".join(ON_CHANGE)),
             ("--target", self.target, self.target in TARGETS, ", ".join(filter(None, TARGETS))),
         )
         problems = [

@@ -1,4 +1,4 @@
-"""One generation of the dispatch of toy_rows: table 97e1d6b0484b6aef."""
+"""One generation of the dispatch of toy_rows: table f607af44db7fcf69."""
 
 from . import _native
 from .surface import Surface
