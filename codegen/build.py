@@ -12,6 +12,7 @@ from fibc.cache import Cache
 from fibc.codegen import compile as cxx
 from fibc.codegen import package
 from fibc.codegen.emit import Sources, emit
+from fibc.codegen.generations import collect
 from fibc.errors import BuildError
 from fibc.schema import codec
 from fibc.schema.digest import digest_text
@@ -19,6 +20,10 @@ from fibc.schema.table import DispatchTable
 
 CARRIED = tuple(Path(fibc.__path__[0]) / "runtime" / name for name in ("surface.py", "custom_op.py"))
 """Modules of fibc that every package carries a copy of."""
+
+
+KEPT_GENERATIONS = 8
+"""A week of nights and the one that serves; a generation takes about 1 MB. ``fibc gc`` keeps fewer."""
 
 
 def build(table: DispatchTable, objects: Mapping[str, Path], target: Path, cache: Cache) -> Path:
@@ -54,7 +59,9 @@ def build(table: DispatchTable, objects: Mapping[str, Path], target: Path, cache
         cxx.link(linked, directory / f"_native{cxx.EXTENSION_SUFFIX}")
 
     outer = {"__init__.py": sources.package_py, "__init__.pyi": sources.package_pyi, "py.typed": ""}
-    return package.publish(target, digest, write, outer)
+    generation = package.publish(target, digest, write, outer)
+    collect(target, KEPT_GENERATIONS)
+    return generation
 
 
 def _write_generation(directory: Path, table: DispatchTable, sources: Sources) -> None:

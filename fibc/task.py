@@ -97,6 +97,24 @@ def read_task(
     contract = load_definition(definition)
     found = find_workloads(definition, contract, workloads)
     recorded = found[0] if found is not None else synthetic_sweep(contract)
+    return make_task(contract, recorded, options, cache, store, needs_device=needs_device)
+
+
+def make_task(
+    contract: Definition,
+    recorded: Sequence[Workload],
+    options: TuneOptions,
+    cache: Cache,
+    store: CompiledStore | None = None,
+    *,
+    native: NativeSource | None = None,
+    needs_device: bool = True,
+) -> Task:
+    """Resolve a run over workloads that are known; see ``read_task``.
+
+    Args:
+        native: The baseline; None resolves it from the options and the definition.
+    """
     synthetic = all(workload.synthesised for workload in recorded)
     gpu = _gpu(options, needs_device=needs_device)
     environment = detect(gpu=gpu)
@@ -105,7 +123,8 @@ def read_task(
     compiled_notes: tuple[str, ...] = ()
     if store is not None:
         backends, compiled_notes = _over_store(backends, contract, store, cache, only=options.compiled_only)
-    native = native_kernels.resolve(contract, options.native, target_kind=backends[0].target.kind)
+    if native is None:
+        native = native_kernels.resolve(contract, options.native, target_kind=backends[0].target.kind)
     features = default_features(contract, recorded)
     sets = split(recorded, options.split, features)
     keys = tuning_order(make_keys(features, sets.tune, contract))

@@ -100,6 +100,7 @@ class DispatchTable:
         fibc_version: What made it.
         on_change: What the module does where driver, torch or a library is another one than recorded: one of
             ``fibc.schema.options.ON_CHANGE``.
+        shown: Since when its replacements are shown, ISO date and time; empty: since it was created.
     """
 
     definition: str
@@ -127,3 +128,4 @@ class DispatchTable:
     mismatches: tuple[tuple[str, str], ...] = ()
     reference_entry: str = "run"
     on_change: str = "serve"
+    shown: str = ""
