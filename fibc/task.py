@@ -68,6 +68,10 @@ class Task:
             synthetic=self.synthetic,
         )
 
+    def fingerprint_with(self, evidence_digest: str) -> str:
+        """Return what the fingerprint would be over evidence of another environment."""
+        return _fingerprint(self.definition, self.workloads, evidence_digest, self.backends, self.policy, self.options)
+
     @property
     def mismatches(self) -> tuple[tuple[str, str], ...]:
         """Templates that do not serve the definition, each with its reason."""
@@ -149,16 +153,27 @@ def make_task(
         notes=(*_notes(contract, sets, native, synthetic=synthetic), *compiled_notes),
         synthetic=synthetic,
         evidence_digest=evidence_digest,
-        fingerprint=digest_json(
-            [
-                contract.digest,
-                [[workload.to_json(), workload.weight] for workload in recorded],
-                evidence_digest,
-                [backend.fingerprint(contract) for backend in backends],
-                repr(policy),
-                [options.trials, list(options.split), options.seed],
-            ]
-        ),
+        fingerprint=_fingerprint(contract, tuple(recorded), evidence_digest, backends, policy, options),
+    )
+
+
+def _fingerprint(
+    definition: Definition,
+    workloads: Sequence[Workload],
+    evidence_digest: str,
+    backends: Sequence[Backend],
+    policy: Policy,
+    options: TuneOptions,
+) -> str:
+    return digest_json(
+        [
+            definition.digest,
+            [[workload.to_json(), workload.weight] for workload in workloads],
+            evidence_digest,
+            [backend.fingerprint(definition) for backend in backends],
+            repr(policy),
+            [options.trials, list(options.split), options.seed],
+        ]
     )
 
 

@@ -324,7 +324,7 @@ def _driver_version() -> str | None:
 
 
 def _is_same(recorded: Any, here: Any) -> bool:
-    """Compare two facts; one that is not known is the same, and so is a version whose local part one side leaves out."""
+    """Compare two facts. What is not known is the same, and so is a version whose local part one side leaves out."""
     if not recorded or not here or recorded == here:
         return True
     texts = [value.partition("+") for value in (recorded, here) if isinstance(value, str)]

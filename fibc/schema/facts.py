@@ -1,4 +1,4 @@
-"""Facts of an environment, told apart: what evidence is bound to, what calls for measuring again, what is only noted."""
+"""Facts of an environment, told apart: what evidence is bound to, what calls for measuring again, what is noted."""
 
 from __future__ import annotations
 
