@@ -6,7 +6,7 @@
         __init__.py  __init__.pyi  py.typed
         current -> g<digest>            swapped in one step
         g<digest>/                      never written again once it is published
-            __init__.py  surface.py  custom_op.py  _native<suffix>  table.msgpack  module.cpp
+            __init__.py  surface.py  custom_op.py  _native<suffix>  table.msgpack  module.cpp  manifest.json
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fibc.pipeline import build, compile_only, tune
     from fibc.runtime import load
-    from fibc.upkeep import gc, retune, rollback, status
+    from fibc.upkeep import gc, retune, rollback, status, verify
 
-__all__ = ["build", "compile_only", "gc", "load", "retune", "rollback", "status", "tune"]
+__all__ = ["build", "compile_only", "gc", "load", "retune", "rollback", "status", "tune", "verify"]
 
 
 def __getattr__(name: str) -> Any:
@@ -18,7 +18,7 @@ def __getattr__(name: str) -> Any:
         from fibc import pipeline
 
         return getattr(pipeline, name)
-    if name in ("gc", "retune", "rollback", "status"):
+    if name in ("gc", "retune", "rollback", "status", "verify"):
         from fibc import upkeep
 
         return getattr(upkeep, name)

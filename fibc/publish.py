@@ -14,8 +14,10 @@ from fibc.codegen.build import build
 from fibc.errors import FibcError
 from fibc.paths import OutLayout
 from fibc.prove import Proof
+from fibc.provenance import make_manifest
 from fibc.published import Kernel, Snapshot, keep_published, write_sources
 from fibc.runtime.package import read_table
+from fibc.schema.codec import to_plain
 from fibc.schema.dataset import write_dataset
 from fibc.schema.export import to_solution, to_trace, workload_at
 from fibc.schema.table import DispatchTable
@@ -87,9 +89,10 @@ def publish(shop: Shop, table: DispatchTable, layout: OutLayout, cache: Cache) -
     symbols = [variant.symbol for variant in table.variants]
     kernels = {symbol: Kernel(objects[symbol].read_bytes(), sources[symbol]) for symbol in symbols}
     snapshot = Snapshot(task.workloads, task.options, task.evidence_digest)
-    keep_published(shop.log, task.definition, table, kernels, snapshot)
+    manifest = to_plain(make_manifest(table, snapshot, kernels, shop.log.every_evaluation()))
+    keep_published(shop.log, task.definition, table, kernels, snapshot, manifest)
     package = layout.package(table.definition)
-    build(table, objects, package, cache)
+    build(table, objects, package, cache, manifest)
     write_sources(layout, table, sources)
     return package
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +61,14 @@ class Published:
     Attributes:
         kernels: Of the variants, by symbol; may be empty.
         snapshot: None where an earlier version of fibc recorded it.
+        manifest: What the generation is made of, plain; empty alike.
     """
 
     definition: Definition
     table: DispatchTable
     kernels: Mapping[str, Kernel]
     snapshot: Snapshot | None = None
+    manifest: Mapping[str, Any] = field(default_factory=dict)
 
 
 def keep_published(
@@ -75,6 +77,7 @@ def keep_published(
     table: DispatchTable,
     kernels: Mapping[str, Kernel],
     snapshot: Snapshot | None = None,
+    manifest: Mapping[str, Any] | None = None,
 ) -> None:
     """Append what is published; the last one of a target counts.
 
@@ -91,6 +94,7 @@ def keep_published(
                 for symbol, kernel in sorted(kernels.items())
             },
             "snapshot": None if snapshot is None else codec.to_plain(snapshot),
+            "manifest": dict(manifest or {}),
         },
     )
 
@@ -161,6 +165,7 @@ def _read(records: Path, plain: Mapping[str, Any]) -> Published:
             codec.from_plain(DispatchTable, plain["table"]),
             {symbol: Kernel(item["object"], item["source"]) for symbol, item in plain["kernels"].items()},
             codec.from_plain(Snapshot, plain["snapshot"]) if plain.get("snapshot") else None,
+            plain.get("manifest", {}),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{records}: must hold a table of this version of fibc, got: {error} (tune again)") from error

@@ -184,6 +184,16 @@ class RecordLog:
             candidate.digest: candidate for value in values for candidate in self._parsed("candidate", Candidate, value)
         }
 
+    def every_evaluation(self) -> tuple[Evaluation, ...]:
+        """Return the evaluations of this definition in every environment, in the order of writing."""
+        values = (r.value for r in self.read() if r.kind == "evaluation" and r.definition == self.definition)
+        return tuple(item for value in values for item in self._parsed("evaluation", Evaluation, value))
+
+    def every_sample(self) -> tuple[SessionSamples, ...]:
+        """Return the raw samples of this definition in every environment, in the order of writing."""
+        values = (r.value for r in self.read() if r.kind == "samples" and r.definition == self.definition)
+        return tuple(item for value in values for item in self._parsed("samples", SessionSamples, value))
+
     def evaluations(self) -> dict[tuple[str, str], Evaluation]:
         """Return the last evaluation of each (key, candidate digest)."""
         return {(item.key, item.candidate): item for item in self._typed("evaluation", Evaluation)}

@@ -40,7 +40,7 @@ def take_over(shop: Shop, published: Published, cache: Cache) -> tuple[Decision,
         shop.artifacts[variant.candidate.digest] = restore(variant, kernel, cache)
         shop.candidates[variant.candidate.digest] = variant.candidate
         shop.log.append("candidate", variant.candidate)
-    return tuple(_named(row, table) for row in table.rows)
+    return tuple(named(row, table) for row in table.rows)
 
 
 def merge(rows: Iterable[Decision], checked: Iterable[Rechecked], proof: Proof | None) -> tuple[Decision, ...]:
@@ -154,14 +154,14 @@ def _candidate(row: Decision) -> str:
 
 def _server(row: Decision | None, table: DispatchTable) -> str:
     """Return the digest of what serves ``row``, as its variant is called."""
-    return "" if row is None else _candidate(_named(row, table))
+    return "" if row is None else _candidate(named(row, table))
 
 
 def _checked(cell: Cell, checked: Iterable[Rechecked]) -> Rechecked | None:
     return next((item for item in checked if item.row.cell == cell), None)
 
 
-def _named(row: Decision, table: DispatchTable) -> Decision:
+def named(row: Decision, table: DispatchTable) -> Decision:
     """Return ``row`` with its candidate called as its variant is: equal binaries are one variant under one name."""
     if not serving([row]):
         return row

@@ -21,7 +21,7 @@ from fibc.records import RecordLog
 from fibc.runtime.package import read_table
 from fibc.schema.retune_options import RetuneOptions
 from fibc.schema.table import DispatchTable
-from fibc.schema.upkeep import PackageStatus, RetuneResult
+from fibc.schema.upkeep import PackageStatus, RetuneResult, VerifyResult
 from fibc.settings import DEFAULT_KEEP, DEFAULT_LOCK_WAIT_S
 from fibc.traffic import KIND as TRAFFIC
 from fibc.traffic import read_traffic
@@ -110,6 +110,23 @@ def gc(path: Path | str, keep: int = DEFAULT_KEEP) -> tuple[tuple[str, tuple[str
         return tuple(
             (package.name.removeprefix(watch.PREFIX), generations.collect(package, keep)) for package in packages
         )
+
+
+def verify(path: Path | str, *, rebuild: bool = False) -> tuple[VerifyResult, ...]:
+    """Compute every item of the manifest of each package at ``path`` again, and compare.
+
+    Args:
+        rebuild: Link each module again from the recorded kernels, and compare all of its files.
+
+    Raises:
+        InputError: If there is no package.
+    """
+    from fibc.cache import Cache
+    from fibc.verification import verify_package
+
+    packages = watch.find_packages(Path(path))
+    layout, cache = OutLayout(packages[0].parent), Cache()
+    return tuple(verify_package(package, layout, cache, rebuild=rebuild) for package in packages)
 
 
 def _plan(package: Path, layout: OutLayout, options: RetuneOptions, *, is_only: bool) -> RetuneResult | _Plan:

@@ -10,8 +10,6 @@ from fibc.errors import SchemaError
 
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
-DEVICES = ("first", "all")
-
 
 @dataclass(frozen=True)
 class RetuneOptions:
@@ -24,7 +22,6 @@ class RetuneOptions:
         workloads: A file of more workloads: their cells are tuned, and the rest of the table stays.
         stats: Files with the JSON of ``stats()``, as applications dump it.
         budget_s: Wall time for each package, in seconds.
-        devices: ``first``, or ``all``: one decision over every GPU of the table's silicon.
     """
 
     max_age_s: float = settings.DEFAULT_MAX_AGE_S
@@ -33,7 +30,6 @@ class RetuneOptions:
     workloads: str = ""
     stats: tuple[str, ...] = field(default=())
     budget_s: float = settings.DEFAULT_BUDGET_S
-    devices: str = DEVICES[0]
 
     def __post_init__(self) -> None:
         """Check every option.
@@ -44,7 +40,6 @@ class RetuneOptions:
         laws = (
             ("--max-age", self.max_age_s, self.max_age_s >= 0, "0 and more"),
             ("--budget-s", self.budget_s, self.budget_s > 0, "more than 0 seconds"),
-            ("--devices", self.devices, self.devices in DEVICES, ", ".join(DEVICES)),
         )
         problems = [
             f"{name}: out of range, got {seen} (accepted: {accepted})"
