@@ -2,7 +2,7 @@
 
     python benchmarks/kill_retune.py --kills 200
 
-The machine is simulated (tests/simulation.py), everything else is real: processes, records, studies, locks, the module's
+The machine is simulated (tests/simulation.py), all else is real: processes, records, studies, locks, the module's
 build, its import and a call. Each night changes a fact of the environment and the truth, so that there is work to do.
 """
 
