@@ -56,6 +56,7 @@ def retune(
     workloads: Annotated[Path | None, typer.Option(help="More workloads: their cells are added to the table.")] = None,
     stats: Annotated[list[Path] | None, typer.Option(help="A dump of stats(). Repeatable.")] = None,
     budget_s: Annotated[float, typer.Option(help="Wall time for each package.")] = settings.DEFAULT_BUDGET_S,
+    devices: Annotated[str, typer.Option(help="GPUs that show winners again: first or all.")] = "first",
     as_json: AsJson = False,
 ) -> None:
     """Show winners again where something has changed, search again what flipped, publish the next generation."""
@@ -66,6 +67,7 @@ def retune(
         "workloads": "" if workloads is None else str(workloads),
         "stats": tuple(map(str, stats or ())),
         "budget_s": budget_s,
+        "devices": devices,
     }
     errors = Console(stderr=True)
     try:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from fibc import decide, measure
+from fibc.evaluate import Evaluator
+from fibc.replicates import Pooled, pool
 from fibc.schema.decision import Comparison, Decision, Verdict
 from fibc.schema.digest import digest_text
 from fibc.schema.evaluation import Arm, Status
@@ -66,7 +68,19 @@ def serving(rows: Iterable[Decision]) -> tuple[Decision, ...]:
     return tuple(row for row in rows if row.verdict is Verdict.REPLACE and not row.revoked)
 
 
-def recheck(shop: Shop, rows: Sequence[Decision], salt: str) -> tuple[Rechecked, ...]:
+@dataclass(frozen=True)
+class Recheck:
+    """What a night saw of the serving winners.
+
+    Attributes:
+        outliers: Sentences about devices that stand apart from the others.
+    """
+
+    rows: tuple[Rechecked, ...]
+    outliers: tuple[str, ...] = ()
+
+
+def recheck(shop: Shop, rows: Sequence[Decision], salt: str, others: Sequence[tuple[str, Evaluator]] = ()) -> Recheck:
     """Measure the winner of every row of ``rows`` against native in fresh sessions, at every point of its key.
 
     ``FIRST_SESSIONS`` do for a winner whose lower bound in them beats the margin at every point. Any other is asked
@@ -75,26 +89,33 @@ def recheck(shop: Shop, rows: Sequence[Decision], salt: str) -> tuple[Rechecked,
     Args:
         rows: That a variant serves; their candidates are in ``shop.artifacts``.
         salt: Makes the seeds of this night others than those of the last.
+        others: Further devices of the same silicon, by name: each measures everything, and one decision follows.
     """
     policy = shop.task.policy
     keys = {row.cell: key_of(row) for row in rows}
-    shop.progress.stage(STAGE, FIRST_SESSIONS if rows else 0)
+    shop.progress.stage(STAGE, FIRST_SESSIONS * (1 + len(others)) if rows else 0)
     failures = _invalid(shop, rows, keys)
-    first = _measure(shop, rows, keys, failures, replace(policy, fixed_sessions=FIRST_SESSIONS), f"{salt} first")
-    doubtful = [row for row in rows if not _is_clear(first, keys[row.cell], policy)]
-    shop.progress.stage(f"{STAGE} of the doubtful", policy.fixed_sessions if doubtful else 0)
-    again = _measure(shop, doubtful, keys, failures, policy, f"{salt} again")
-    return tuple(_settle(shop, row, keys[row.cell], failures, again if row in doubtful else first) for row in rows)
+    devices = (("the first device", shop.evaluator), *others)
+    fewer = replace(policy, fixed_sessions=FIRST_SESSIONS)
+    first = _measure(shop, devices, rows, keys, failures, fewer, f"{salt} first")
+    doubtful = [row for row in rows if not _is_clear(first.assessment, keys[row.cell], policy)]
+    shop.progress.stage(f"{STAGE} of the doubtful", policy.fixed_sessions * len(devices) if doubtful else 0)
+    again = _measure(shop, devices, doubtful, keys, failures, policy, f"{salt} again")
+    settled = tuple(
+        _settle(shop, row, keys[row.cell], failures, (again if row in doubtful else first).assessment) for row in rows
+    )
+    return Recheck(settled, (*first.outliers, *again.outliers))
 
 
 def _measure(
     shop: Shop,
+    devices: Sequence[tuple[str, Evaluator]],
     rows: Sequence[Decision],
     keys: Mapping[Cell, FeatureKey],
     failures: Mapping[Cell, ArmFailure],
     policy: Policy,
     salt: str,
-) -> Assessment:
+) -> Pooled:
     arms = [
         Arm(str(keys[row.cell]), point, row.candidate)
         for row in rows
@@ -102,19 +123,22 @@ def _measure(
         for point in range(len(keys[row.cell].points))
     ]
     if not arms:
-        return Assessment(STAGE, (), (), (), ())
-    bench = shop.evaluator.bench(arms, shop.artifacts, list(keys.values()), fresh_process=True)
-    seen = measure.assess(
-        bench,
-        arms,
-        policy,
-        int(digest_text(str(shop.task.options.seed), salt)[:8], 16),
-        STAGE,
-        time_left=shop.time_left,
-        on_session=lambda session, num: shop.progress.step(f"session {session + 1}: {num} winners"),
-    )
-    shop.keep_samples(seen.samples)
-    return seen
+        return Pooled(Assessment(STAGE, (), (), (), ()), ())
+    seen = []
+    for name, evaluator in devices:
+        bench = evaluator.bench(arms, shop.artifacts, list(keys.values()), fresh_process=True)
+        assessment = measure.assess(
+            bench,
+            arms,
+            policy,
+            int(digest_text(str(shop.task.options.seed), salt, name)[:8], 16),
+            STAGE,
+            time_left=shop.time_left,
+            on_session=lambda session, num: shop.progress.step(f"session {session + 1}: {num} winners"),
+        )
+        shop.keep_samples(assessment.samples)
+        seen.append((name, assessment))
+    return pool(seen, policy)
 
 
 def _is_clear(seen: Assessment, key: FeatureKey, policy: Policy) -> bool:

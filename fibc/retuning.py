@@ -22,13 +22,16 @@ from fibc.progress import Progress
 from fibc.prove import Proof, prove
 from fibc.publish import keep_dataset, publish
 from fibc.published import Published, Snapshot
+from fibc.rebuild import environment_of
 from fibc.recheck import Rechecked, Standing, key_of, recheck, serving
 from fibc.records import RecordLog
 from fibc.renew import find_flips, merge, renew, take_over
 from fibc.schema.decision import Decision
 from fibc.schema.digest import digest_json
+from fibc.schema.facts import differences
 from fibc.schema.feature import FeatureKey
 from fibc.schema.retune_options import RetuneOptions
+from fibc.schema.silicon import Gpu
 from fibc.schema.upkeep import Flip, RetuneResult
 from fibc.schema.workload import load_workloads
 from fibc.search.budget import Budget
@@ -48,6 +51,7 @@ class Night:
         reasons: Why anything is measured.
         recheck: Winners are to be shown again; else only cells that are asked for are searched.
         share: Part of the calls outside regions now; None where no statistics were given.
+        gpus: Further GPUs of the same silicon that are to show the winners, too.
     """
 
     published: Published
@@ -57,6 +61,7 @@ class Night:
     reasons: tuple[str, ...]
     recheck: bool
     share: float | None = None
+    gpus: tuple[Gpu, ...] = ()
 
 
 def retune_package(night: Night, cache: Cache, progress: Progress) -> RetuneResult:
@@ -71,6 +76,13 @@ def retune_package(night: Night, cache: Cache, progress: Progress) -> RetuneResu
     """
     budget = Budget(night.options.budget_s)
     task, is_whole = _tasks(night, cache)
+    held = environment_of(night.published.table)
+    if task.environment.identity != held.identity:
+        here = ", ".join(map(str, differences(held.facts(), task.environment.facts())))
+        raise InputError(
+            f"{task.definition.name}: must be shown on the silicon and with the threads of its evidence, got {here} "
+            "(set OMP_NUM_THREADS, choose another GPU, or tune here)"
+        )
     with contextlib.ExitStack() as stack:
         records = night.layout.records(task.definition.name)
         studies = task.options.storage or night.layout.studies
@@ -86,27 +98,33 @@ def retune_package(night: Night, cache: Cache, progress: Progress) -> RetuneResu
                 environment=digest_json([task.fingerprint, "retune", night.generation]),
             )
         )
-        evaluator = stack.enter_context(
-            Evaluator(
-                task.definition,
-                task.native,
-                task.environment.gpu or task.environment.cpu_validity(),
-                harness.build(cache),
-                timeout_s=task.options.timeout_s,
-                seed=task.options.seed,
-                workloads=task.workloads,
-                num_threads=task.environment.num_threads,
-            )
-        )
+        evaluator = stack.enter_context(_evaluator(task, task.environment.gpu, cache))
+        others = [(f"gpu {gpu.ordinal}", stack.enter_context(_evaluator(task, gpu, cache))) for gpu in night.gpus]
         shop = Shop(task, evaluator, conditions_of(evaluator), budget, log, verdicts, progress)
-        return _Night(night, shop, cache, is_whole).run(studies)
+        return _Night(night, shop, cache, is_whole, others).run(studies)
+
+
+def _evaluator(task: Task, gpu: Gpu | None, cache: Cache) -> Evaluator:
+    return Evaluator(
+        task.definition,
+        task.native,
+        gpu or task.environment.cpu_validity(),
+        harness.build(cache),
+        timeout_s=task.options.timeout_s,
+        seed=task.options.seed,
+        workloads=task.workloads,
+        num_threads=task.environment.num_threads,
+    )
 
 
 class _Night:
     """The stages of a package's night, in their order."""
 
-    def __init__(self, night: Night, shop: Shop, cache: Cache, is_whole: bool) -> None:
+    def __init__(
+        self, night: Night, shop: Shop, cache: Cache, is_whole: bool, others: Sequence[tuple[str, Evaluator]]
+    ) -> None:
         self._night = night
+        self._others = others
         self._shop = shop
         self._cache = cache
         self._is_whole = is_whole
@@ -120,11 +138,15 @@ class _Night:
         rows = take_over(shop, night.published, self._cache)
         checked: tuple[Rechecked, ...] = ()
         if night.recheck:
-            checked = recheck(shop, serving(rows), night.generation)
+            seen = recheck(shop, serving(rows), night.generation, self._others)
+            checked = seen.rows
+            notes += seen.outliers
         keys = self._keys(rows, checked)
         if night.options.check:
             flips = find_flips(self._before, checked, None, shop.candidates)
             return self._result("checked", rows, checked, keys, flips, notes, num_before)
+        if not keys and not night.recheck:
+            return self._result("unchanged", rows, checked, keys, (), notes, num_before)
         proof: Proof | None = None
         if keys:
             with StudyStore(studies) as store:

@@ -20,6 +20,7 @@ from fibc.published import find_published
 from fibc.records import RecordLog
 from fibc.runtime.package import read_table
 from fibc.schema.retune_options import RetuneOptions
+from fibc.schema.silicon import CudaValidity, Gpu
 from fibc.schema.table import DispatchTable
 from fibc.schema.upkeep import PackageStatus, RetuneResult, VerifyResult
 from fibc.settings import DEFAULT_KEEP, DEFAULT_LOCK_WAIT_S
@@ -157,13 +158,18 @@ def _plan(package: Path, layout: OutLayout, options: RetuneOptions, *, is_only: 
 def _work(plan: _Plan, progress: Progress | None) -> RetuneResult:
     """Look at the machine, then measure."""
     state, table, layout = plan.state, plan.table, plan.layout
-    findings = preflight.check_machine(layout.root)
-    if table.target.startswith("cuda"):
-        findings += preflight.check_gpus(gpus.find().gpus[:1])
-    bad = [finding for finding in findings if not finding.ok]
+    if plan.options.devices == "all" and not isinstance(table.validity, CudaValidity):
+        return _ended(state, "failed", f"--devices all: needs a table for GPUs, got one for {table.target}")
+    on_machine = preflight.check_machine(layout.root)
+    found = _gpus(table, plan.options)
+    on_gpus = preflight.check_gpus(found)
+    findings = (*on_machine, *on_gpus)
+    # The first is what the run itself is on; another one that is not well is left out, and the night goes on.
+    bad = [finding for finding in (*on_machine, *on_gpus[:1]) if not finding.ok]
     if bad:
         text = "; ".join(f"{finding.name}: {finding.text}" for finding in bad)
         return replace(_ended(state, "failed", f"preflight: {text}"), findings=findings)
+    well = tuple(gpu for gpu, finding in zip(found[1:], on_gpus[1:], strict=True) if finding.ok)
     from fibc.cache import Cache
     from fibc.progress import Quiet
     from fibc.retuning import Night, retune_package
@@ -172,11 +178,20 @@ def _work(plan: _Plan, progress: Progress | None) -> RetuneResult:
         published = find_published(layout.records(table.definition), table)
         if published is None:
             raise InputError(f"{layout.records(table.definition)}: holds nothing of generation {state.generation}")
-        night = Night(published, state.generation, layout, plan.options, plan.reasons, plan.recheck, plan.share)
+        night = Night(published, state.generation, layout, plan.options, plan.reasons, plan.recheck, plan.share, well)
         result = retune_package(night, Cache(), progress or Quiet())
     except FibcError as error:
         return replace(_ended(state, "failed", str(error)), findings=findings)
     return replace(result, findings=findings)
+
+
+def _gpus(table: DispatchTable, options: RetuneOptions) -> tuple[Gpu, ...]:
+    """Return the GPUs that a night is about: of the table's silicon, the first one or all; none for a CPU's table."""
+    if not isinstance(table.validity, CudaValidity):
+        return ()
+    held = table.validity.identity
+    alike = tuple(gpu for gpu in gpus.find().gpus if gpu.validity.identity == held)
+    return alike if options.devices == "all" else alike[:1]
 
 
 def _traffic(

@@ -385,6 +385,23 @@ def test_a_table_of_other_silicon_is_left_alone(
     assert "another CPU" in result.reasons[0]
 
 
+def test_another_number_of_threads_is_no_reason_to_publish_evidence_of_it(
+    machine: Callable[..., Machine], upgrade: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fibc.task
+    from fibc.environment import detect
+
+    machine(lambda block, rows: 1.3 if block == 1 else 0.8)
+    table = tune(tmp_path)
+    upgrade("99.0")
+    monkeypatch.setattr(fibc.task, "detect", lambda **_: detect(77))
+    result = retune(tmp_path)
+    assert result.action == "failed"
+    assert "-> 77" in result.reasons[0]
+    assert "OMP_NUM_THREADS" in result.reasons[0]
+    assert read_table(package(tmp_path)) == table
+
+
 # Generations ----------------------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from fibc import settings
 from fibc.errors import SchemaError
 
+DEVICES = ("first", "all")
+
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -22,6 +24,7 @@ class RetuneOptions:
         workloads: A file of more workloads: their cells are tuned, and the rest of the table stays.
         stats: Files with the JSON of ``stats()``, as applications dump it.
         budget_s: Wall time for each package, in seconds.
+        devices: ``first``, or ``all``: winners are shown again on every GPU of the table's silicon, for one decision.
     """
 
     max_age_s: float = settings.DEFAULT_MAX_AGE_S
@@ -30,6 +33,7 @@ class RetuneOptions:
     workloads: str = ""
     stats: tuple[str, ...] = field(default=())
     budget_s: float = settings.DEFAULT_BUDGET_S
+    devices: str = DEVICES[0]
 
     def __post_init__(self) -> None:
         """Check every option.
@@ -39,6 +43,7 @@ class RetuneOptions:
         """
         laws = (
             ("--max-age", self.max_age_s, self.max_age_s >= 0, "0 and more"),
+            ("--devices", self.devices, self.devices in DEVICES, ", ".join(DEVICES)),
             ("--budget-s", self.budget_s, self.budget_s > 0, "more than 0 seconds"),
         )
         problems = [
