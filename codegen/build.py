@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import fibc
 from fibc.cache import Cache
 from fibc.codegen import compile as cxx
 from fibc.codegen import package
 from fibc.codegen.emit import Sources, emit
+from fibc.codegen.generations import collect
 from fibc.errors import BuildError
 from fibc.schema import codec
 from fibc.schema.digest import digest_text
+from fibc.schema.manifest import NAME as MANIFEST
 from fibc.schema.table import DispatchTable
 
 CARRIED = tuple(Path(fibc.__path__[0]) / "runtime" / name for name in ("surface.py", "custom_op.py"))
 """Modules of fibc that every package carries a copy of."""
 
 
-def build(table: DispatchTable, objects: Mapping[str, Path], target: Path, cache: Cache) -> Path:
+KEPT_GENERATIONS = 8
+"""A week of nights and the one that serves; a generation takes about 1 MB. ``fibc gc`` keeps fewer."""
+
+
+def build(
+    table: DispatchTable,
+    objects: Mapping[str, Path],
+    target: Path,
+    cache: Cache,
+    manifest: Mapping[str, Any] | None = None,
+) -> Path:
     """Build the module of ``table`` and publish it as package ``target``.
 
     Args:
         objects: The relocatable object of each variant, by symbol.
         target: ``<out>/fibc_<definition>``.
+        manifest: What it is made of, plain (``fibc.schema.manifest``), to be written with digests of the files.
 
     Returns:
         The directory of the published generation.
@@ -47,14 +63,19 @@ def build(table: DispatchTable, objects: Mapping[str, Path], target: Path, cache
         variants = dict.fromkeys(objects[variant.symbol] for variant in table.variants)  # one object may hold several
         linked = [entry.result(), constants.result(), *variants]
     files = (*CARRIED, cxx.EXPORTS, *linked)
-    digest = digest_text(sources.digest, sources.generation_py, *(path.read_bytes() for path in files))
+    origin = json.dumps(manifest, sort_keys=True)
+    digest = digest_text(sources.digest, sources.generation_py, origin, *(path.read_bytes() for path in files))
 
     def write(directory: Path) -> None:
         _write_generation(directory, table, sources)
         cxx.link(linked, directory / f"_native{cxx.EXTENSION_SUFFIX}")
+        if manifest is not None:
+            _write_manifest(directory, manifest)
 
     outer = {"__init__.py": sources.package_py, "__init__.pyi": sources.package_pyi, "py.typed": ""}
-    return package.publish(target, digest, write, outer)
+    generation = package.publish(target, digest, write, outer)
+    collect(target, KEPT_GENERATIONS)
+    return generation
 
 
 def _write_generation(directory: Path, table: DispatchTable, sources: Sources) -> None:
@@ -63,6 +84,13 @@ def _write_generation(directory: Path, table: DispatchTable, sources: Sources) -
     (directory / package.TABLE).write_bytes(codec.encode(table))
     for path in CARRIED:
         shutil.copyfile(path, directory / path.name)
+
+
+def _write_manifest(directory: Path, manifest: Mapping[str, Any]) -> None:
+    """Write the manifest with the SHA-256 of every file beside it."""
+    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(directory.iterdir())}
+    text = json.dumps({**manifest, "files": files}, sort_keys=True, indent=1)
+    (directory / MANIFEST).write_text(f"{text}\n")
 
 
 def _is_file(path: Path | None) -> bool:

@@ -6,7 +6,7 @@
         __init__.py  __init__.pyi  py.typed
         current -> g<digest>            swapped in one step
         g<digest>/                      never written again once it is published
-            __init__.py  surface.py  custom_op.py  _native<suffix>  table.msgpack  module.cpp
+            __init__.py  surface.py  custom_op.py  _native<suffix>  table.msgpack  module.cpp  manifest.json
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def current(package: Path) -> Path | None:
 def publish(package: Path, digest: str, write: Callable[[Path], None], outer: dict[str, str]) -> Path:
     """Publish a generation and return its directory.
 
-    A process that has the old one mapped keeps it: files are removed, never rewritten. The generation before stays, for
-    a process that has read the link and not yet imported.
+    A process that has an old one mapped keeps it: files are never rewritten, and no generation is removed here
+    (``fibc.codegen.generations``).
 
     Args:
         package: Made where it does not exist.
@@ -46,7 +46,6 @@ def publish(package: Path, digest: str, write: Callable[[Path], None], outer: di
         RecordError: If a file cannot be written; what was published before still is.
     """
     generation = package / f"g{digest}"
-    before = current(package)
     try:
         package.mkdir(parents=True, exist_ok=True)
         if not generation.is_dir():
@@ -63,7 +62,4 @@ def publish(package: Path, digest: str, write: Callable[[Path], None], outer: di
     for name, text in outer.items():
         atomic_write(package / name, text.encode())
     swap_symlink(package / LINK, generation.name)
-    for old in package.glob("g*"):
-        if old.is_dir() and old not in (generation, before):
-            shutil.rmtree(old, ignore_errors=True)
     return generation

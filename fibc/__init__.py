@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fibc.pipeline import build, compile_only, tune
     from fibc.runtime import load
+    from fibc.upkeep import gc, retune, rollback, status, verify
 
-__all__ = ["build", "compile_only", "load", "tune"]
+__all__ = ["build", "compile_only", "gc", "load", "retune", "rollback", "status", "tune", "verify"]
 
 
 def __getattr__(name: str) -> Any:
@@ -17,6 +18,10 @@ def __getattr__(name: str) -> Any:
         from fibc import pipeline
 
         return getattr(pipeline, name)
+    if name in ("gc", "retune", "rollback", "status", "verify"):
+        from fibc import upkeep
+
+        return getattr(upkeep, name)
     if name == "load":
         from fibc.runtime import load
 

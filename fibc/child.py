@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
@@ -129,15 +130,20 @@ class Exec:
         return (done or self.supervised.stop()).returncode
 
 
-def spawn(module: str) -> Child:
-    """Exec a worker, without waiting for it; ``module`` is what ``python -m`` runs."""
+def spawn(module: str, variables: Mapping[str, str] | None = None) -> Child:
+    """Exec a worker, without waiting for it.
+
+    Args:
+        module: What ``python -m`` runs.
+        variables: Of its environment, beside ours.
+    """
     ours, theirs = Channel.pair()
     log = tempfile.TemporaryFile()  # noqa: SIM115  the Child closes it
     tunables = ":".join(filter(None, (os.environ.get("GLIBC_TUNABLES"), MALLOC_TUNABLES)))
     try:
         supervised = isolation.start(
             [sys.executable, "-P", "-m", module, str(theirs.fileno())],
-            env={**os.environ, "GLIBC_TUNABLES": tunables},
+            env={**os.environ, **(variables or {}), "GLIBC_TUNABLES": tunables},
             pass_fds=(theirs.fileno(),),
             stdout=log.fileno(),
             stderr=log.fileno(),

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fibc import progress, report, settings
+from fibc import cli_upkeep, progress, report, settings
 from fibc.errors import FibcError, SchemaError
 from fibc.schema.codec import to_plain
 from fibc.schema.result import CompileResult, TuneResult
@@ -96,6 +96,9 @@ def tune(
     sanitize: Annotated[
         bool, typer.Option("--sanitize", help="Run every finalist under NVIDIA's compute-sanitizer first.")
     ] = False,
+    on_change: Annotated[
+        str, typer.Option(help="Where driver or torch is another one than tuned with: serve, native or refuse.")
+    ] = "serve",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
 ) -> None:
@@ -121,6 +124,7 @@ def tune(
         "dry_run": dry_run,
         "compiled_only": compiled_only,
         "sanitize": sanitize,
+        "on_change": on_change,
     }
     if jobs is not None:
         options["jobs"] = jobs
@@ -216,6 +220,9 @@ def doctor(
         for line in examined.missing:
             typer.echo(f"missing: {line}")
     raise typer.Exit(EXIT_FAILED if examined.missing else EXIT_DONE)
+
+
+cli_upkeep.register(app)
 
 
 def _tune_status(result: TuneResult) -> int:

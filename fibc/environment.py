@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-from fibc import gpus
+from fibc import gpus, installed
 from fibc.errors import InputError
 from fibc.schema.digest import digest_json
+from fibc.schema.facts import CONDITIONS
 from fibc.schema.isa import available_levels
 from fibc.schema.silicon import CudaValidity, Gpu
 from fibc.schema.table import CpuValidity
@@ -31,7 +32,8 @@ class Environment:
         isa: Levels of ``fibc.schema.isa`` that the CPU runs, in rising order; empty below AVX2.
         l2_bytes: Of CPU 0; 0 where Linux does not say. Alike ``l3_bytes``.
         num_threads: Threads that torch computes with.
-        versions: What else belongs to a record: python, torch, kernel; with a GPU the driver and cublas.
+        versions: What else belongs to a record, by the names of ``fibc.schema.facts``: python, torch, kernel, compiler,
+            cpus; with a GPU the driver, cublas, power limit and clocks.
         gpu: The GPU that evidence is collected on; None where it is the CPU.
     """
 
@@ -44,26 +46,25 @@ class Environment:
     gpu: Gpu | None = None
 
     @property
-    def digest(self) -> str:
-        """Identity of what timings depend on.
+    def identity(self) -> str:
+        """Digest of what evidence is bound to: silicon and threads. Neither driver nor libraries belong to it.
 
-        On a CPU the silicon, the threads and torch's version (native is torch's code). On a GPU its silicon, the
-        driver, torch and cuBLAS; the CPU beside it enters timings of the eager mode only, and is recorded with those.
+        On a GPU the CPU beside it enters timings of the eager mode only, and is recorded with those.
         """
         if self.gpu is not None:
-            versions = [self.versions.get(name, "") for name in ("driver", "torch", "cublas")]
-            return digest_json([self.gpu.validity.identity, *versions])
+            return digest_json(self.gpu.validity.identity)
         validity = self.cpu_validity()
         return digest_json(
-            [
-                validity.model,
-                validity.isa,
-                validity.l2_bytes,
-                validity.l3_bytes,
-                validity.num_threads,
-                self.versions.get("torch", ""),
-            ]
+            [validity.model, validity.isa, validity.l2_bytes, validity.l3_bytes, validity.num_threads],
         )
+
+    @property
+    def digest(self) -> str:
+        """The environment key of a measurement: the identity, and the conditions that native and launches run in.
+
+        Where only conditions have changed, earlier evidence of the same identity is found and is measured again.
+        """
+        return digest_json([self.identity, *(self.versions.get(name, "") for name in CONDITIONS)])
 
     def cpu_validity(self) -> CpuValidity:
         """Return what a table's rows are bound to."""
@@ -90,7 +91,11 @@ class Environment:
 
     def facts(self) -> dict[str, str]:
         """Return everything as printable text."""
-        gpu = {} if self.gpu is None else {"gpu": str(self.gpu), "mig": self.gpu.mig or "no"}
+        gpu = {}
+        if self.gpu is not None:
+            arch, _, num_sms, l2_bytes, memory_bytes = self.gpu.validity.identity
+            silicon = f"{arch}, {num_sms} SMs, {l2_bytes >> 20} MiB of L2, up to {memory_bytes >> 30} GiB"
+            gpu = {"gpu": str(self.gpu), "silicon": silicon, "mig": self.gpu.mig or "no"}
         return {
             **gpu,
             "cpu": self.model,
@@ -117,8 +122,8 @@ def detect(
         import torch
 
         num_threads = torch.get_num_threads()
-    cuda = {} if gpu is None else {"driver": gpu.driver, "cublas": gpus.cublas_version()}
-    model, flags = _read_cpuinfo(cpuinfo)
+    cuda = {} if gpu is None else {"driver": gpu.driver, "cublas": gpus.cublas_version(), **installed.gpu_facts(gpu)}
+    model, flags, microcode = _read_cpuinfo(cpuinfo)
     return Environment(
         model=model,
         isa=available_levels(flags),
@@ -129,20 +134,23 @@ def detect(
             "python": platform.python_version(),
             "torch": metadata.version("torch"),
             "kernel": f"{os.uname().sysname} {os.uname().release}",
+            "microcode": microcode,
+            **installed.cpu_facts(),
+            **installed.package_facts(),
             **cuda,
         },
         gpu=gpu,
     )
 
 
-def _read_cpuinfo(path: Path) -> tuple[str, frozenset[str]]:
-    """Return the model name and the flags of the first CPU in ``path``."""
+def _read_cpuinfo(path: Path) -> tuple[str, frozenset[str], str]:
+    """Return the model name, the flags and the microcode of the first CPU in ``path``."""
     fields: dict[str, str] = {}
     for line in (_read(path) or "").splitlines():
         name, separator, value = line.partition(":")
         if separator:
             fields.setdefault(name.strip(), value.strip())
-    return fields.get("model name", "unknown"), frozenset(fields.get("flags", "").split())
+    return fields.get("model name", "unknown"), frozenset(fields.get("flags", "").split()), fields.get("microcode", "")
 
 
 def _cache_bytes(caches: Path, level: int) -> int:

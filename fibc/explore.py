@@ -29,6 +29,18 @@ HEAVY_PART = 4
 """A key whose shortest trial takes longer gets a quarter of the trials: its oracle takes as long again, and its
 neighbour's best configs, which come first, are close (two cores, M = 4096 of defs/gemm.json: 2 to 6 s a trial)."""
 
+STAYS_BROKEN = frozenset(
+    {
+        Status.COMPILE_ERROR,
+        Status.RESOURCE,
+        Status.INCORRECT_SHAPE,
+        Status.INCORRECT_DTYPE,
+        Status.INCORRECT_NUMERICAL,
+    }
+)
+"""Failures that belong to a candidate's binary, whatever driver or torch it met; after a crash or a timeout in another
+environment it is tried again."""
+
 BATCH_PER_JOB = 2
 BATCHES = 4
 """Configs asked for at once: so many per compiler, as builds and measurements alternate and both want every core; and
@@ -66,7 +78,8 @@ def explore(shop: Shop, store: StudyStore, keys: Sequence[FeatureKey]) -> tuple[
         recall(shop, shop.task.sanitizer)
     done = _recorded_finalists(shop)
     decided = shop.verdicts.decisions()
-    best: dict[Cell, Sequence[Trial]] = {}
+    earlier = shop.log.earlier_evaluations()
+    best: dict[Cell, Sequence[Trial]] = _shown_earlier(shop, keys, earlier)
     explored: list[Explored] = []
     for index, key in enumerate(keys):
         if known := decide.covering(decided, key.cell):
@@ -79,7 +92,7 @@ def explore(shop: Shop, store: StudyStore, keys: Sequence[FeatureKey]) -> tuple[
             shop.progress.step(f"{key}: {len(done[str(key)])} finalists, answered from the record")
             continue
         share_s = shop.budget.share_for_key(index, len(keys))
-        result = _KeySearch(shop, store, key, best).run(share_s)
+        result = _KeySearch(shop, store, key, best, earlier).run(share_s)
         best[key.cell] = result.trials
         explored.append(result.explored)
         if result.explored.partial:
@@ -106,6 +119,7 @@ class _KeySearch:
         store: StudyStore,
         key: FeatureKey,
         best: Mapping[Cell, Sequence[Trial]],
+        earlier: Sequence[Evaluation],
     ) -> None:
         self._shop = shop
         self._key = key
@@ -117,7 +131,10 @@ class _KeySearch:
                 self._owner[space.template] = backend
         self._cut = False
         self._recorded = shop.log.evaluations()
-        self._broken = _broken(self._recorded.values())
+        self._broken = {
+            **_broken(item for item in earlier if item.status in STAYS_BROKEN),
+            **_broken(self._recorded.values()),
+        }
         self._by_binary: dict[str, Evaluation] = {}
         self._seed = _key_seed(shop.task.options.seed, key)
         self._rng = random.Random(self._seed)
@@ -296,6 +313,23 @@ def _with_artifacts(shop: Shop, explored: Sequence[Explored]) -> tuple[Explored,
         native_s = min(native.get(str(item.key), ()), default=0.0)
         kept.append(replace(item, finalists=tuple(finalists), native_s=native_s))
     return tuple(kept)
+
+
+def _shown_earlier(
+    shop: Shop, keys: Sequence[FeatureKey], earlier: Sequence[Evaluation]
+) -> dict[Cell, Sequence[Trial]]:
+    """Return the trials of other environments by cell, best first: the search of a cell starts from them."""
+    cells = {str(key): key.cell for key in keys}
+    candidates = shop.log.every_candidate() if earlier else {}
+    shown: dict[Cell, dict[str, Trial]] = {}
+    for item in earlier:
+        candidate = candidates.get(item.candidate)
+        if item.key in cells and item.pairs and candidate is not None:
+            trial = Trial(candidate.template, candidate.config, measure.screen_value(item.pairs), item.status)
+            shown.setdefault(cells[item.key], {})[item.candidate] = trial
+    return {
+        cell: tuple(sorted(trials.values(), key=lambda trial: -(trial.value or 0.0))) for cell, trials in shown.items()
+    }
 
 
 def _broken(evaluations: Iterable[Evaluation]) -> dict[str, Evaluation]:

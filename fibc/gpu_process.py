@@ -37,11 +37,16 @@ class GpuProcess:
         """Return the worker."""
         if self._worker is None or not self._worker.open:
             self.stop()
-            self._worker = spawn("fibc.gpu_worker")
+            self._worker = spawn("fibc.gpu_worker", self._visible())
             self.epoch += 1
             set_up(self._worker, self._name, self._setup, self._setup.seed)
             ask_first(self._worker, self._name, "start")
         return self._worker
+
+    def _visible(self) -> dict[str, str]:
+        """Return what lets the worker see another GPU than the first as its only one."""
+        gpu = self._setup.gpu
+        return {"CUDA_VISIBLE_DEVICES": str(gpu["uuid"])} if gpu is not None and gpu["ordinal"] > 0 else {}
 
     def judge(self) -> Child:
         """Return the worker."""

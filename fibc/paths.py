@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -157,8 +158,10 @@ class OutLayout:
         pattern = f"{TEMPORARY_PREFIX}*"
         directories = (self.dataset, self._records, self._sources, self.compiled, *self.root.glob("fibc_*"))
         nested = (path for directory in directories for path in directory.rglob(pattern))
-        for path in [*self.root.glob(pattern), *nested]:
-            if path.is_symlink() or path.is_file():
+        for path in list({*self.root.glob(pattern), *nested}):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)  # a generation that was never published
+            elif path.is_symlink() or path.is_file():
                 with contextlib.suppress(OSError):  # it is in nobody's way
                     path.unlink()
 

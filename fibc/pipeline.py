@@ -141,11 +141,17 @@ def build(
 def _work(task: Task, layout: OutLayout, cache: Cache, budget: Budget, progress: Progress) -> TuneResult:
     definition, options = task.definition, task.options
     records = layout.records(definition.name)
-    log = RecordLog(records, definition=definition.digest, environment=task.evidence_digest)
+    log = RecordLog(
+        records,
+        definition=definition.digest,
+        environment=task.evidence_digest,
+        identity=task.environment.identity,
+    )
     verdicts = RecordLog(records, definition=definition.digest, environment=task.fingerprint)
     notes = [*task.notes, *log.void()]
     if options.fresh:
         log.compact(lambda record: False)
+    log.note_environment(task.environment.facts())
     stopwatch = Stopwatch()
     if task.environment.gpu is not None:
         budget.reserve(GPU_RESERVE_FRACTION)

@@ -14,9 +14,11 @@ from fibc.codegen.build import build
 from fibc.errors import FibcError
 from fibc.paths import OutLayout
 from fibc.prove import Proof
-from fibc.published import Kernel, keep_published, write_sources
+from fibc.provenance import make_manifest
+from fibc.published import Kernel, Snapshot, keep_published, write_sources
 from fibc.runtime.package import read_table
 from fibc.schema.candidate import Candidate
+from fibc.schema.codec import to_plain
 from fibc.schema.dataset import write_dataset
 from fibc.schema.definition import Definition
 from fibc.schema.export import to_solution, to_trace, workload_at
@@ -73,22 +75,27 @@ def make_table(shop: Shop, proof: Proof, *, interrupted: bool) -> DispatchTable:
         fingerprint=task.fingerprint,
         boundary=proof.boundary,
         mismatches=task.mismatches,
+        on_change=task.options.on_change,
     )
 
 
 def publish(shop: Shop, table: DispatchTable, layout: OutLayout, cache: Cache) -> Path:
     """Build the module of ``table``, put it and its kernels' sources in their places; return the package.
 
-    What was published is recorded with its kernels, so that ``fibc build`` makes the same module anywhere.
+    What is published is recorded with its kernels first, so that ``fibc build`` makes the same module anywhere, and
+    ``fibc retune`` finds the kernels of whatever generation serves.
     """
+    task = shop.task
     objects = {artifact.symbol: Path(artifact.object_path) for artifact in shop.artifacts.values()}
-    package = layout.package(table.definition)
-    build(table, objects, package, cache)
     sources = {artifact.symbol: artifact.source for artifact in shop.artifacts.values()}
-    write_sources(layout, table, sources)
     symbols = [variant.symbol for variant in table.variants]
     kernels = {symbol: Kernel(objects[symbol].read_bytes(), sources[symbol]) for symbol in symbols}
-    keep_published(shop.log, shop.task.definition, table, kernels)
+    snapshot = Snapshot(task.workloads, task.options, task.evidence_digest)
+    manifest = to_plain(make_manifest(table, snapshot, kernels, shop.log.every_evaluation()))
+    keep_published(shop.log, task.definition, table, kernels, snapshot, manifest)
+    package = layout.package(table.definition)
+    build(table, objects, package, cache, manifest)
+    write_sources(layout, table, sources)
     return package
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,10 @@ from fibc.paths import OutLayout, atomic_write
 from fibc.records import RecordLog
 from fibc.schema import codec
 from fibc.schema.definition import Definition
+from fibc.schema.digest import digest_json
+from fibc.schema.options import TuneOptions
 from fibc.schema.table import DispatchTable
+from fibc.schema.workload import Workload
 
 KIND = "published"
 
@@ -32,20 +35,51 @@ class Kernel:
 
 
 @dataclass(frozen=True)
+class Snapshot:
+    """What a table was tuned from beside its definition, to go on from it.
+
+    Attributes:
+        workloads: As they were read.
+        options: That the run was started with.
+        evidence: Environment key of its evidence (``Task.evidence_digest``).
+    """
+
+    workloads: tuple[Workload, ...]
+    options: TuneOptions
+    evidence: str
+
+    @property
+    def workloads_digest(self) -> str:
+        """Digest of the calls and their traffic, whatever files they came from."""
+        return digest_json([[workload.to_json(), workload.weight] for workload in self.workloads])
+
+
+@dataclass(frozen=True)
 class Published:
     """A published table.
 
     Attributes:
         kernels: Of the variants, by symbol; may be empty.
+        snapshot: None where an earlier version of fibc recorded it.
+        manifest: What the generation is made of, plain; empty alike.
     """
 
     definition: Definition
     table: DispatchTable
     kernels: Mapping[str, Kernel]
+    snapshot: Snapshot | None = None
+    manifest: Mapping[str, Any] = field(default_factory=dict)
 
 
-def keep_published(log: RecordLog, definition: Definition, table: DispatchTable, kernels: Mapping[str, Kernel]) -> None:
-    """Append what was published; the last one of a target counts.
+def keep_published(
+    log: RecordLog,
+    definition: Definition,
+    table: DispatchTable,
+    kernels: Mapping[str, Kernel],
+    snapshot: Snapshot | None = None,
+    manifest: Mapping[str, Any] | None = None,
+) -> None:
+    """Append what is published; the last one of a target counts.
 
     Raises:
         RecordError: If it cannot be written.
@@ -59,6 +93,8 @@ def keep_published(log: RecordLog, definition: Definition, table: DispatchTable,
                 symbol: {"object": kernel.object_code, "source": kernel.source}
                 for symbol, kernel in sorted(kernels.items())
             },
+            "snapshot": None if snapshot is None else codec.to_plain(snapshot),
+            "manifest": dict(manifest or {}),
         },
     )
 
@@ -98,6 +134,19 @@ def read_published(records: Path, target: str = "") -> Published:
     return _read(records, last[chosen])
 
 
+def find_published(records: Path, table: DispatchTable) -> Published | None:
+    """Return what was recorded when ``table`` was published; None where nothing was.
+
+    Raises:
+        InputError: If it was recorded by another version of fibc.
+        RecordError: If the file cannot be read.
+    """
+    wanted = codec.to_plain(table)
+    log = RecordLog(records, definition="", environment="")
+    same = [record.value for record in log.read() if record.kind == KIND and record.value["table"] == wanted]
+    return _read(records, same[-1]) if same else None
+
+
 def write_sources(layout: OutLayout, table: DispatchTable, sources: Mapping[str, str]) -> None:
     """Write the source texts of the variants, by symbol, for people.
 
@@ -115,6 +164,8 @@ def _read(records: Path, plain: Mapping[str, Any]) -> Published:
             Definition.model_validate(plain["definition"]),
             codec.from_plain(DispatchTable, plain["table"]),
             {symbol: Kernel(item["object"], item["source"]) for symbol, item in plain["kernels"].items()},
+            codec.from_plain(Snapshot, plain["snapshot"]) if plain.get("snapshot") else None,
+            plain.get("manifest", {}),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{records}: must hold a table of this version of fibc, got: {error} (tune again)") from error

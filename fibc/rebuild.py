@@ -53,7 +53,7 @@ def rebuild(published: Published, layout: OutLayout, cache: Cache, stores: tuple
         for symbol, kernel in kernels.items()
     }
     package = layout.package(table.definition)
-    build(table, objects, package, cache)
+    build(table, objects, package, cache, published.manifest)
     write_sources(layout, table, {symbol: kernel.source for symbol, kernel in kernels.items()})
     return BuildResult(
         definition=table.definition,
@@ -85,7 +85,7 @@ def _compile(variant: Variant, published: Published, cache: Cache) -> Artifact:
         BuildError: If they give another one, or it does not compile.
     """
     definition, wanted = published.definition, variant.candidate
-    backend = make_backends([wanted.backend], _environment(published.table), cache)[0]
+    backend = make_backends([wanted.backend], environment_of(published.table), cache)[0]
     try:
         candidate: Candidate | None = backend.candidate(definition, wanted.template, dict(wanted.config))
     except (KeyError, InputError):  # the template is gone, lacks a tunable, or serves the definition no more
@@ -102,7 +102,7 @@ def _compile(variant: Variant, published: Published, cache: Cache) -> Artifact:
     return made
 
 
-def _environment(table: DispatchTable) -> Environment:
+def environment_of(table: DispatchTable) -> Environment:
     """Return the environment that a table was tuned in, as far as compilers ask."""
     held = table.validity
     if isinstance(held, CudaValidity):

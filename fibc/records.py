@@ -6,7 +6,7 @@ import logging
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -41,13 +41,17 @@ DURABLE_KINDS = frozenset({"gate", "decision"})
 a power failure: an fsync costs more than many a trial, and a lost trial only costs its repetition."""
 
 
+ENVIRONMENT = "environment"
+"""Kind of the record that says what an environment key stands for: identity and facts. It precedes its evidence."""
+
+
 @dataclass(frozen=True)
 class Record:
     """One fact.
 
     Attributes:
-        kind: ``candidate``, ``evaluation``, ``samples``, ``decision``, ``gate``, ``observed``, ``published``, or one of
-            another version.
+        kind: ``candidate``, ``environment``, ``evaluation``, ``samples``, ``decision``, ``gate``, ``observed``,
+            ``published``, or one of another version.
         definition: Digest of the definition that it is about.
         environment: Digest of the environment that it was seen in.
         value: Plain data, as ``fibc.schema.codec.to_plain`` gives it.
@@ -70,15 +74,17 @@ class RecordLog:
     One process at a time appends (``fibc.lock``); any number may read meanwhile.
     """
 
-    def __init__(self, path: Path, *, definition: str, environment: str) -> None:
+    def __init__(self, path: Path, *, definition: str, environment: str, identity: str = "") -> None:
         """Open the log; touches no disk.
 
         Args:
             path: The file; made with its directory by the first append.
             definition: Digest of the definition that is tuned now.
-            environment: Digest of the environment of this run.
+            environment: Key of the environment of this run: what evidence of equal keys can stand beside.
+            identity: Digest of its silicon alone, which environments share that differ in a driver or a library.
         """
         self.path = path
+        self.identity = identity
         self.definition = definition
         self.environment = environment
         self._handle: int | None = None
@@ -171,9 +177,49 @@ class RecordLog:
         """Return the recorded candidates by digest."""
         return {candidate.digest: candidate for candidate in self._typed("candidate", Candidate)}
 
+    def every_candidate(self) -> dict[str, Candidate]:
+        """Return the candidates of this definition by digest, whatever environment they were recorded in."""
+        values = (r.value for r in self.read() if r.kind == "candidate" and r.definition == self.definition)
+        return {
+            candidate.digest: candidate for value in values for candidate in self._parsed("candidate", Candidate, value)
+        }
+
+    def every_evaluation(self) -> tuple[Evaluation, ...]:
+        """Return the evaluations of this definition in every environment, in the order of writing."""
+        values = (r.value for r in self.read() if r.kind == "evaluation" and r.definition == self.definition)
+        return tuple(item for value in values for item in self._parsed("evaluation", Evaluation, value))
+
+    def every_sample(self) -> tuple[SessionSamples, ...]:
+        """Return the raw samples of this definition in every environment, in the order of writing."""
+        values = (r.value for r in self.read() if r.kind == "samples" and r.definition == self.definition)
+        return tuple(item for value in values for item in self._parsed("samples", SessionSamples, value))
+
     def evaluations(self) -> dict[tuple[str, str], Evaluation]:
         """Return the last evaluation of each (key, candidate digest)."""
         return {(item.key, item.candidate): item for item in self._typed("evaluation", Evaluation)}
+
+    def note_environment(self, facts: Mapping[str, str]) -> None:
+        """Record once what this environment is, so that evidence in it is found again after an upgrade."""
+        value = {"identity": self.identity, "facts": dict(facts)}
+        if value not in self.own(ENVIRONMENT):
+            self.append(ENVIRONMENT, value)
+
+    def earlier_evaluations(self) -> tuple[Evaluation, ...]:
+        """Return what other environments of the same silicon showed of this definition, in the order of writing.
+
+        Their timings are history: something that timings depend on has changed since. That a candidate does not build,
+        or computes something else than the reference, is a fact about its binary.
+        """
+        kept: list[Evaluation] = []
+        alike: set[str] = set()
+        for record in self.read():
+            if record.definition != self.definition or record.environment == self.environment:
+                continue
+            if record.kind == ENVIRONMENT and self.identity and record.value.get("identity") == self.identity:
+                alike.add(record.environment)
+            elif record.kind == "evaluation" and record.environment in alike:
+                kept += self._parsed("evaluation", Evaluation, record.value)
+        return tuple(kept)
 
     def samples(self, stage: str | None = None) -> tuple[SessionSamples, ...]:
         """Return the raw samples, of one stage or of all, in the order of writing."""
@@ -205,10 +251,13 @@ class RecordLog:
 
     def _typed(self, kind: str, schema: type[T]) -> Iterator[T]:
         for value in self.own(kind):
-            try:
-                yield from_plain(schema, value)
-            except ValueError as error:  # written by a version with another schema
-                _warn_once(f"{self.path}: a record of another version of fibc, {kind}, is ignored: {error}")
+            yield from self._parsed(kind, schema, value)
+
+    def _parsed(self, kind: str, schema: type[T], value: Any) -> Iterator[T]:
+        try:
+            yield from_plain(schema, value)
+        except ValueError as error:  # written by a version with another schema
+            _warn_once(f"{self.path}: a record of another version of fibc, {kind}, is ignored: {error}")
 
 
 def _frame(record: Record) -> bytes:

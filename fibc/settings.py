@@ -50,6 +50,12 @@ DEFAULT_MAX_MB = 40.0
 """Megabytes of one definition's candidates that are compiled for another machine: a Triton candidate takes 8 kB, and
 what travels to a borrowed device is often limited to tens of megabytes."""
 
+DEFAULT_MAX_AGE_S = 7 * 86400.0
+"""Seconds after which a night shows a table's replacements again though nothing has changed that fibc knows of."""
+
+DEFAULT_KEEP = 3
+"""Generations that ``fibc gc`` leaves."""
+
 DEFAULT_LOCK_WAIT_S = 60.0
 """Seconds a second run on one ``--out``, or on one GPU, waits for the first before it refuses."""
 

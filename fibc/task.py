@@ -78,6 +78,19 @@ class Task:
             synthetic=self.synthetic,
         )
 
+    def fingerprint_with(self, evidence_digest: str) -> str:
+        """Return what the fingerprint would be over evidence of another environment."""
+        return _fingerprint(
+            self.definition,
+            self.workloads,
+            evidence_digest,
+            self.backends,
+            self.policy,
+            self.options,
+            self.trials,
+            self.sanitizer,
+        )
+
     @property
     def mismatches(self) -> tuple[tuple[str, str], ...]:
         """Templates that do not serve the definition, each with its reason."""
@@ -107,6 +120,24 @@ def read_task(
     contract = load_definition(definition)
     found = find_workloads(definition, contract, workloads)
     recorded = found[0] if found is not None else synthetic_sweep(contract)
+    return make_task(contract, recorded, options, cache, store, needs_device=needs_device)
+
+
+def make_task(
+    contract: Definition,
+    recorded: Sequence[Workload],
+    options: TuneOptions,
+    cache: Cache,
+    store: CompiledStore | None = None,
+    *,
+    native: NativeSource | None = None,
+    needs_device: bool = True,
+) -> Task:
+    """Resolve a run over workloads that are known; see ``read_task``.
+
+    Args:
+        native: The baseline; None resolves it from the options and the definition.
+    """
     synthetic = all(workload.synthesised for workload in recorded)
     gpu = _gpu(options, needs_device=needs_device)
     mode = _mode(options, gpu)
@@ -120,7 +151,8 @@ def read_task(
     if not options.backends:
         backends, absent = _present(backends, contract)
         backend_notes += absent
-    native = native_kernels.resolve(contract, options.native, target_kind=backends[0].target.kind)
+    if native is None:
+        native = native_kernels.resolve(contract, options.native, target_kind=backends[0].target.kind)
     features = default_features(contract, recorded)
     sets = split(recorded, options.split, features)
     keys = tuning_order(make_keys(features, sets.tune, contract))
@@ -149,17 +181,32 @@ def read_task(
         sanitizer=sanitizer,
         synthetic=synthetic,
         evidence_digest=evidence_digest,
-        fingerprint=digest_json(
-            [
-                contract.digest,
-                [[workload.to_json(), workload.weight] for workload in recorded],
-                evidence_digest,
-                [backend.fingerprint(contract) for backend in backends],
-                repr(policy),
-                [trials, list(options.split), options.seed],
-                *([str(sanitizer)] if sanitizer is not None else []),
-            ]
+        fingerprint=_fingerprint(
+            contract, tuple(recorded), evidence_digest, backends, policy, options, trials, sanitizer
         ),
+    )
+
+
+def _fingerprint(
+    definition: Definition,
+    workloads: Sequence[Workload],
+    evidence_digest: str,
+    backends: Sequence[Backend],
+    policy: Policy,
+    options: TuneOptions,
+    trials: int,
+    sanitizer: Sanitizer | None,
+) -> str:
+    return digest_json(
+        [
+            definition.digest,
+            [[workload.to_json(), workload.weight] for workload in workloads],
+            evidence_digest,
+            [backend.fingerprint(definition) for backend in backends],
+            repr(policy),
+            [trials, list(options.split), options.seed],
+            *([str(sanitizer)] if sanitizer is not None else []),
+        ]
     )
 
 

@@ -16,6 +16,7 @@ import pytest
 from worlds import SimulatedBench, World
 
 import fibc.pipeline
+import fibc.retuning
 import fibc.task
 from fibc.backends.base import BuildFailure, Mismatch
 from fibc.measure import Bench, Session
@@ -101,9 +102,8 @@ class Machine:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Let the pipeline find this machine instead of the real one."""
         monkeypatch.setattr(fibc.task, "make_backends", lambda *_: (SimulatedBackend(self),))
-        monkeypatch.setattr(
-            fibc.pipeline, "Evaluator", lambda definition, *_, **__: SimulatedEvaluator(self, definition)
-        )
+        for module in (fibc.pipeline, fibc.retuning):
+            monkeypatch.setattr(module, "Evaluator", lambda definition, *_, **__: SimulatedEvaluator(self, definition))
         monkeypatch.setattr("fibc.codegen.harness.build", lambda _: self.directory / "no-harness")
 
 

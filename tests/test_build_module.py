@@ -14,7 +14,7 @@ import toys
 from fibc import isolation
 from fibc.codegen import build as module_build
 from fibc.codegen import compile as cxx
-from fibc.codegen import package
+from fibc.codegen import generations, package
 from fibc.errors import BuildError, InputError, RecordError, ToolchainError
 from fibc.runtime import load, read_table
 from fibc.schema.table import DispatchTable
@@ -47,7 +47,7 @@ def test_the_same_table_is_built_once(
     assert (extension.stat().st_ino, extension.stat().st_mtime_ns) == before
 
 
-def test_a_new_generation_stands_beside_the_old_one_and_only_two_stay(
+def test_a_new_generation_stands_beside_the_old_ones_until_they_are_collected(
     toy_packages: toys.Packages, tmp_path: Path
 ) -> None:
     published = publish(toy_packages, tmp_path)
@@ -57,6 +57,9 @@ def test_a_new_generation_stands_beside_the_old_one_and_only_two_stay(
         publish(toy_packages, tmp_path, alpha=alpha)
         seen.append(package.current(published))
     assert len(set(seen)) == 3
+    assert all(path.is_dir() for path in seen if path is not None)
+    assert seen[0] is not None
+    assert generations.collect(published, 2) == (seen[0].name,)
     assert [path.is_dir() for path in seen if path is not None] == [False, True, True]
     a, b = inputs()
     torch.testing.assert_close(old.run(a, b), a @ b.T + 1)  # still mapped, though its file is gone

@@ -217,3 +217,37 @@ def test_ctrl_c_ends_a_run_at_once_leaves_no_process_and_the_next_run_goes_on(si
     done = run_fibc(site, *command, "--json")
     assert done.returncode == 0, done.stderr
     assert sum(record.kind == "evaluation" for record in log.read()) >= kept
+
+
+def test_a_night_on_real_processes_shows_the_winners_again_and_everything_verifies(site: Path, tmp_path: Path) -> None:
+    shutil.copytree(site / "build", tmp_path / "build", symlinks=True)
+    package = tmp_path / "build" / "fibc_my_norm_w320"
+    before = read_table(package)
+    began = time.monotonic()
+    done = run_fibc(site, "retune", str(package), "--json")
+    took_s = time.monotonic() - began
+    assert json.loads(done.stdout)["packages"][0]["action"] == "unchanged", done.stderr
+    assert took_s < 5.0
+    done = run_fibc(site, "retune", str(package), "--max-age", "0s", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (night,) = json.loads(done.stdout)["packages"]
+    assert night["action"] == "renewed"
+    assert night["num_rechecked"] == sum(row.verdict.value == "replace" for row in before.rows)
+    assert night["num_held"] + len(night["retuned"]) == night["num_rechecked"]
+    after = read_table(package)
+    assert after.created > before.created
+    assert [row.cell for row in after.rows if not row.confirm] == [row.cell for row in before.rows if not row.confirm]
+    x, residual, weight = torch.randn(2, 320), torch.randn(2, 320), torch.ones(320)
+    total = x + residual
+    torch.testing.assert_close(
+        load(package).run(x, residual, weight), total * torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + 1e-6)
+    )
+    done = run_fibc(site, "verify", str(package), "--rebuild", "--json")
+    assert done.returncode == 0, done.stdout
+    assert {item["verdict"] for item in json.loads(done.stdout)["packages"][0]["items"]} == {"same"}
+    done = run_fibc(site, "rollback", str(package))
+    assert done.returncode == 0, done.stderr
+    assert read_table(package) == before
+    done = run_fibc(site, "status", str(package), "--json")
+    (state,) = json.loads(done.stdout)["packages"]
+    assert (state["match"], len(state["later"])) == ("same", 1)

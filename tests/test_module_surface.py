@@ -260,6 +260,48 @@ def test_the_environment_says_what_differs(gemm: ModuleType) -> None:
     assert environment["here"]["num_threads"] == torch.get_num_threads()
 
 
+@pytest.mark.parametrize("stored", ["serve", "native"])
+def test_another_torch_serves_on_or_goes_native_as_the_table_says_and_the_user_overrides(
+    toy_packages: toys.Packages,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    stored: str,
+) -> None:
+    table = replace(toys.gemm_table(), environment={"torch": "2.9.0"}, on_change=stored)
+    package = toys.publish(table, tmp_path, toy_packages.cache, toy_packages.kernels)
+    a, b = matrices(3)
+    for policy in (stored, "native" if stored == "serve" else "serve"):
+        monkeypatch.setenv("FIBC_ON_CHANGE", "" if policy == stored else policy)
+        caplog.clear()
+        shutil.copytree(package, tmp_path / policy / package.name, symlinks=True)
+        module = load(tmp_path / policy / package.name)
+        (said,) = [record.getMessage() for record in caplog.records]
+        assert f"was tuned with torch 2.9.0, found {torch.__version__}" in said
+        assert module.environment["policy"] == policy
+        assert module.environment["accepted"] is (policy == "serve")
+        torch.testing.assert_close(module.run(a, b), a @ b.T + (policy == "serve"))
+        assert module.explain(a, b)["reason"] == ("hit" if policy == "serve" else "changed")
+        assert len(caplog.records) == 1, "it is said once, not for every call"
+    monkeypatch.setenv("FIBC_ON_CHANGE", "refuse")
+    shutil.copytree(package, tmp_path / "refused" / package.name, symlinks=True)
+    with pytest.raises(ImportError, match=r"tuned with torch 2\.9\.0.*fibc retune"):
+        load(tmp_path / "refused" / package.name)
+    monkeypatch.setenv("FIBC_ON_CHANGE", "ignore")
+    with pytest.raises(ImportError, match="accepted: serve, native, refuse"):
+        load(tmp_path / "refused" / package.name)
+
+
+def test_a_local_part_of_a_version_that_one_side_lacks_is_no_difference(
+    toy_packages: toys.Packages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = torch.__version__.partition("+")[0]
+    table = replace(toys.gemm_table(), environment={"torch": recorded if "+" in torch.__version__ else f"{recorded}+x"})
+    monkeypatch.setenv("FIBC_ON_CHANGE", "refuse")
+    module = load(toys.publish(table, tmp_path, toy_packages.cache, toy_packages.kernels))
+    assert module.environment["differs"] == []
+
+
 def test_prepare_says_whether_variants_can_serve_there(gemm: ModuleType) -> None:
     assert gemm.prepare("cpu") is True
     assert gemm.prepare(torch.device("cuda", 0)) is False

@@ -44,6 +44,9 @@ COMPILE_MEMORY_BYTES = 4 << 30
 LOG_CHARS = 4000
 """Tail of a log that a BuildFailure keeps."""
 
+LINK_WORDS = ("-shared", "-nostartfiles", "-Wl,-z,defs")
+"""A kernel's object becomes a library that workers load; it needs libc alone."""
+
 _KIND = "kernels"
 
 _RULES = """\
@@ -53,7 +56,7 @@ rule compile
 rule rename
   command = {guard} {objcopy} {renames} $in $out {capture}
 rule link
-  command = {guard} {cxx} -shared -nostartfiles -Wl,-z,defs -o $out $in -lc {capture}
+  command = {guard} {cxx} {link} -o $out $in -lc {capture}
 """
 
 
@@ -148,6 +151,7 @@ def ninja_text(
         include=words([include]),
         objcopy=words([toolchain.objcopy]),
         renames=" ".join(f"--redefine-sym {ENTRY}{suffix}=${{symbol}}{suffix}" for suffix in ENTRY_SUFFIXES),
+        link=words(LINK_WORDS),
         capture="> $log 2>&1 || { echo $$? > $status; exit 1; }",
     )
     edges = []

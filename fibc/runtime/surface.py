@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import linecache
+import logging
 import os
 import types
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +17,15 @@ import torch
 from .custom_op import register
 
 Kernel = Callable[..., Any]
+
+_log = logging.getLogger("fibc")
+
+CONDITIONS = ("torch", "driver", "cublas")
+"""What native and launches run in: where one is not as recorded, the same binaries are to be measured again."""
+
+POLICIES = ("serve", "native", "refuse")
+
+DRIVER_VERSION = Path("/sys/module/nvidia/version")
 
 
 class Surface:
@@ -32,6 +43,9 @@ class Surface:
 
         Args:
             native_module: The extension that lies beside this file.
+
+        Raises:
+            ImportError: If what is here is not what was tuned with, and the policy is to refuse.
         """
         self._module = native_module
         self._table: dict[str, Any] = json.loads(native_module.table_json())
@@ -50,6 +64,7 @@ class Surface:
         self.native_name, self._own_call, self._own_call_out = self._load_native()
         self.set_native(None)
         self.environment = self._environment()
+        self._follow_policy()
         self._say_what_stands_against_it()
         if native_module.standing() != "torch":  # an older torch may know no operators of this kind
             register(self._table["spec"], self.run, self._call_native)
@@ -188,19 +203,52 @@ class Surface:
     def _environment(self) -> dict[str, Any]:
         recorded = {**self._table["environment"], **self._table["validity"]}
         here = {**self._module.host(), "torch": torch.__version__}
+        if self._kind == "cuda":
+            here["driver"] = _driver_version()
         if self._module.standing() != "torch" and self._kind == "cpu":
             here["num_threads"] = self._module.num_threads()
         return {
             **({"devices": {}} if self._kind == "cuda" else {}),
             "recorded": recorded,
             "here": here,
-            "differs": sorted(name for name in here if name in recorded and here[name] != recorded[name]),
+            "differs": sorted(name for name in here if not _is_same(recorded.get(name), here[name])),
+            "policy": os.environ.get("FIBC_ON_CHANGE") or self._table["on_change"],
             "accepted": self._stands,
             "reason": self._module.standing(),
             "why": self._module.reasons()[self._module.standing()],
             "openmp": self._module.has_openmp(),
             "torch_abi": self._module.uses_torch_abi(),
         }
+
+    def _follow_policy(self) -> None:
+        """Serve, send to native or refuse where driver, torch or a library is not the one tuned with."""
+        found, policy = self.environment, self.environment["policy"]
+        if policy not in POLICIES:
+            raise ImportError(
+                f"fibc_{self._definition}: FIBC_ON_CHANGE: must be a policy, got {policy!r} "
+                f"(accepted: {', '.join(POLICIES)})"
+            )
+        changed = ", ".join(
+            f"{name} {found['recorded'][name]}, found {found['here'][name]}"
+            for name in CONDITIONS
+            if name in found["differs"]
+        )
+        if policy == "refuse" and self._table["variants"] and (changed or not self._stands):
+            raise ImportError(
+                f"fibc_{self._definition}: was tuned with {changed or found['why']}, and refuses to serve elsewhere "
+                "(run `fibc retune`, or set FIBC_ON_CHANGE to serve or native)"
+            )
+        if not changed or not self._stands or not self._table["variants"]:
+            return
+        if policy == "native":
+            self._module.stand_down()
+            found |= {"accepted": False, "reason": "changed", "why": self._module.reasons()["changed"]}
+        _log.warning(
+            "fibc_%s: was tuned with %s; %s (run `fibc retune`)",
+            self._definition,
+            changed,
+            "the same kernels serve on" if policy == "serve" else "every call goes to the native kernel",
+        )
 
     def _on_device(self, index: int) -> None:
         """Take note of a GPU whose state has become known; warn once where variants cannot serve on it."""
@@ -240,7 +288,7 @@ class Surface:
     def _say_what_stands_against_it(self) -> None:
         """Warn once where every call will go native, with what differs and the remedy."""
         reason = self._module.standing()
-        if reason == "hit" or not self._table["variants"]:
+        if reason in ("hit", "changed") or not self._table["variants"]:
             return
         recorded, here = self.environment["recorded"], self.environment["here"]
         needs = {
@@ -266,6 +314,21 @@ def _cpu_needs(recorded: dict[str, Any], here: dict[str, Any]) -> dict[str, str]
         "caches": f"was tuned with {recorded['l2_bytes']} bytes of L2 and {recorded['l3_bytes']} of L3, found "
         f"{here['l2_bytes']} and {here['l3_bytes']} (tune on this machine, or accept with FIBC_ACCEPT_CPU=1)",
     }
+
+
+def _driver_version() -> str | None:
+    try:
+        return DRIVER_VERSION.read_text().strip()
+    except OSError:
+        return None
+
+
+def _is_same(recorded: Any, here: Any) -> bool:
+    """Compare two facts. What is not known is the same, and so is a version whose local part one side leaves out."""
+    if not recorded or not here or recorded == here:
+        return True
+    texts = [value.partition("+") for value in (recorded, here) if isinstance(value, str)]
+    return len(texts) == 2 and texts[0][0] == texts[1][0] and "" in (texts[0][2], texts[1][2])
 
 
 def _capability(silicon: dict[str, Any]) -> str:

@@ -19,6 +19,11 @@ CPU_MODE = "eager"
 """The only one on a CPU."""
 
 
+ON_CHANGE = ("serve", "native", "refuse")
+"""What a module does where driver, torch or a library is not the one it was tuned with: serve the same binaries and say
+so, send every call to native, or refuse to be imported. ``FIBC_ON_CHANGE`` overrides it at import."""
+
+
 @dataclass(frozen=True)
 class TuneOptions:
     """What a user may choose; the defaults are the documented ones.
@@ -46,6 +51,7 @@ class TuneOptions:
         sanitize: Run finalists under compute-sanitizer; what it finds costs the candidate.
         compiled_only: Search only inside what ``--compile-only`` left in ``out``. Without a backend's compiler that is
             so in any case.
+        on_change: One of ``ON_CHANGE``, kept in the table.
     """
 
     native: str | None = None
@@ -67,6 +73,7 @@ class TuneOptions:
     dry_run: bool = False
     compiled_only: bool = False
     sanitize: bool = False
+    on_change: str = ON_CHANGE[0]
 
     @property
     def target_kind(self) -> str:
@@ -99,6 +106,7 @@ class TuneOptions:
                 "three fractions that sum to 1, the first above 0, for example 0.6,0.2,0.2",
             ),
             ("--mode", self.mode, self.mode in ("", *MODES), ", ".join(MODES)),
+            ("--on-change", self.on_change, self.on_change in ON_CHANGE, ", ".join(ON_CHANGE)),
             ("--target", self.target, self.target in TARGETS, ", ".join(filter(None, TARGETS))),
         )
         problems = [

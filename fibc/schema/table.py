@@ -98,6 +98,9 @@ class DispatchTable:
         fingerprint: Digest of everything that the decisions depend on; equal means that a new run has nothing to do.
         created: ISO date and time, UTC.
         fibc_version: What made it.
+        on_change: What the module does where driver, torch or a library is another one than recorded: one of
+            ``fibc.schema.options.ON_CHANGE``.
+        shown: Since when its replacements are shown, ISO date and time; empty: since it was created.
     """
 
     definition: str
@@ -124,3 +127,5 @@ class DispatchTable:
     boundary: tuple[Comparison, ...] = ()
     mismatches: tuple[tuple[str, str], ...] = ()
     reference_entry: str = "run"
+    on_change: str = "serve"
+    shown: str = ""

@@ -14,6 +14,7 @@
   X(kCaches, "caches", "other cache sizes than those tuned with")                              \
   X(kNumThreads, "num_threads", "another thread count than the one tuned with")                \
   X(kDriver, "driver", "no CUDA driver in this process (libcuda.so.1)")                        \
+  X(kChanged, "changed", "driver, torch or a library is not the one tuned with (policy native)") \
   X(kForked, "forked", "the process was forked after its GPU was prepared")                    \
   X(kMode, "mode", "a dispatch mode of torch is active, or forward-mode differentiation")      \
   X(kMissing, "missing", "an optional argument was left out")                                  \

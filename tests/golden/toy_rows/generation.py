@@ -1,4 +1,4 @@
-"""One generation of the dispatch of toy_rows: table 97e1d6b0484b6aef."""
+"""One generation of the dispatch of toy_rows: table ddd0d1d0bb6002d1."""
 
 from . import _native
 from .surface import Surface

@@ -1,4 +1,4 @@
-"""One generation of the dispatch of toy_update: table bc80afe4c29544d3."""
+"""One generation of the dispatch of toy_update: table 7e7f6b956abd268f."""
 
 from . import _native
 from .surface import Surface

@@ -332,6 +332,11 @@ void start(const py::module_& torch, bool accept_cpu, bool accept_gpu, bool enab
   if (module->standing == Reason::kHit) module->standing = check_host(kTable.cpu, module->host, accept_cpu);
 }
 
+// Sends every call to native: the environment is another one, and the policy says so.
+void stand_down() {
+  if (module->standing == Reason::kHit) module->standing = Reason::kChanged;
+}
+
 // Prepares GPU `index`; returns its state as a word.
 const char* prepare_device(std::int32_t index) {
   const Reason reason = module->standing == Reason::kHit ? prepare(index) : module->standing;
@@ -366,6 +371,7 @@ PYBIND11_MODULE(_native, m) {
   if (PyModule_AddFunctions(m.ptr(), methods) != 0) throw py::error_already_set();
   m.def("start", &start, py::arg("torch"), py::arg("accept_cpu"), py::arg("accept_gpu"), py::arg("enabled"),
         py::arg("on_device"));
+  m.def("stand_down", &stand_down);
   m.def("prepare", &prepare_device, py::arg("index"));
   m.def("device", &device, py::arg("index"));
   m.def("set_native", &set_native, py::arg("native"), py::arg("native_out"));

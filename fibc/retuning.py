@@ -1,0 +1,271 @@
+"""One package's night: its winners are shown again or demoted, what flipped is searched anew, the rest stays."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fibc import gate
+from fibc.backends.compiled_store import CompiledStore
+from fibc.cache import Cache
+from fibc.codegen import harness
+from fibc.codegen.package import current
+from fibc.decide import covering
+from fibc.errors import InputError
+from fibc.evaluate import Evaluator
+from fibc.explore import explore
+from fibc.paths import OutLayout
+from fibc.progress import Progress
+from fibc.prove import Proof, prove
+from fibc.publish import keep_dataset, publish
+from fibc.published import Published, Snapshot
+from fibc.rebuild import environment_of
+from fibc.recheck import Rechecked, Standing, key_of, recheck, serving
+from fibc.records import RecordLog
+from fibc.renew import find_flips, merge, renew, take_over
+from fibc.schema.decision import Decision
+from fibc.schema.digest import digest_json
+from fibc.schema.facts import differences
+from fibc.schema.feature import FeatureKey
+from fibc.schema.retune_options import RetuneOptions
+from fibc.schema.silicon import Gpu
+from fibc.schema.upkeep import Flip, RetuneResult
+from fibc.schema.workload import load_workloads
+from fibc.search.budget import Budget
+from fibc.search.store import StudyStore
+from fibc.shop import Shop, conditions_of
+from fibc.task import Task, make_task
+from fibc.traffic import KIND as TRAFFIC
+
+
+@dataclass(frozen=True)
+class Night:
+    """What a package's night is about.
+
+    Attributes:
+        published: The serving generation with its kernels.
+        generation: Its name.
+        reasons: Why anything is measured.
+        recheck: Winners are to be shown again; else only cells that are asked for are searched.
+        share: Part of the calls outside regions now; None where no statistics were given.
+        gpus: Further GPUs of the same silicon that are to show the winners, too.
+    """
+
+    published: Published
+    generation: str
+    layout: OutLayout
+    options: RetuneOptions
+    reasons: tuple[str, ...]
+    recheck: bool
+    share: float | None = None
+    gpus: tuple[Gpu, ...] = ()
+
+
+def retune_package(night: Night, cache: Cache, progress: Progress) -> RetuneResult:
+    """Measure the winners of a package, search again what flipped, and publish the next generation.
+
+    Killed at any point, the old generation serves, and the same command goes on from what was recorded.
+
+    Raises:
+        InputError: If the table was recorded without what it was tuned from, or an option names what it has not.
+        GateError: If native looks different from itself here.
+        BuildError: If the module does not build.
+    """
+    budget = Budget(night.options.budget_s)
+    task, is_whole = _tasks(night, cache)
+    held = environment_of(night.published.table)
+    if task.environment.identity != held.identity:
+        here = ", ".join(map(str, differences(held.facts(), task.environment.facts())))
+        raise InputError(
+            f"{task.definition.name}: must be shown on the silicon and with the threads of its evidence, got {here} "
+            "(set OMP_NUM_THREADS, choose another GPU, or tune here)"
+        )
+    with contextlib.ExitStack() as stack:
+        records = night.layout.records(task.definition.name)
+        studies = task.options.storage or night.layout.studies
+        if night.options.check:  # nothing that is kept changes
+            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fibc-check-")))
+            records, studies = scratch / records.name, scratch / "studies.db"
+        log = stack.enter_context(_log(night, task, records))
+        log.note_environment(task.environment.facts())
+        verdicts = stack.enter_context(
+            RecordLog(
+                records,
+                definition=task.definition.digest,
+                environment=digest_json([task.fingerprint, "retune", night.generation]),
+            )
+        )
+        evaluator = stack.enter_context(_evaluator(task, task.environment.gpu, cache))
+        others = [(f"gpu {gpu.ordinal}", stack.enter_context(_evaluator(task, gpu, cache))) for gpu in night.gpus]
+        shop = Shop(task, evaluator, conditions_of(evaluator), budget, log, verdicts, progress)
+        return _Night(night, shop, cache, is_whole, others).run(studies)
+
+
+def _evaluator(task: Task, gpu: Gpu | None, cache: Cache) -> Evaluator:
+    return Evaluator(
+        task.definition,
+        task.native,
+        gpu or task.environment.cpu_validity(),
+        harness.build(cache),
+        timeout_s=task.options.timeout_s,
+        seed=task.options.seed,
+        workloads=task.workloads,
+        num_threads=task.environment.num_threads,
+    )
+
+
+class _Night:
+    """The stages of a package's night, in their order."""
+
+    def __init__(
+        self, night: Night, shop: Shop, cache: Cache, is_whole: bool, others: Sequence[tuple[str, Evaluator]]
+    ) -> None:
+        self._night = night
+        self._others = others
+        self._shop = shop
+        self._cache = cache
+        self._is_whole = is_whole
+        self._before = night.published.table
+
+    def run(self, studies: Path | str) -> RetuneResult:
+        shop, night = self._shop, self._night
+        num_before = _num_pairs(shop.log)
+        shop.progress.stage("check", 1)
+        notes = [*shop.task.notes, *gate.require_gate(shop, self._cache)]
+        rows = take_over(shop, night.published, self._cache)
+        checked: tuple[Rechecked, ...] = ()
+        if night.recheck:
+            seen = recheck(shop, serving(rows), night.generation, self._others)
+            checked = seen.rows
+            notes += seen.outliers
+        keys = self._keys(rows, checked)
+        if night.options.check:
+            flips = find_flips(self._before, checked, None, shop.candidates)
+            return self._result("checked", rows, checked, keys, flips, notes, num_before)
+        if not keys and not night.recheck:
+            return self._result("unchanged", rows, checked, keys, (), notes, num_before)
+        proof: Proof | None = None
+        if keys:
+            with StudyStore(studies) as store:
+                explored = explore(shop, store, keys)
+            shop.budget.release_reserve()
+            proof = prove(shop, explored)
+        rows = merge(rows, checked, proof)
+        table = renew(
+            shop,
+            self._before,
+            rows,
+            proof,
+            fingerprint=shop.task.fingerprint if self._is_whole else "",
+            shown="" if night.recheck and not _unchecked(checked) else self._before.shown or self._before.created,
+        )
+        shop.progress.stage("publish", 1)
+        publish(shop, table, night.layout, self._cache)
+        if night.share is not None:
+            shop.log.append(TRAFFIC, {"share": night.share})
+        keep_dataset(shop, night.layout, Proof(rows, (), 0, 0))
+        flips = find_flips(self._before, checked, rows, shop.candidates)
+        notes += [f"out of time: {', '.join(shop.budget.cuts)}"] if shop.budget.cuts else []
+        return self._result("renewed", rows, checked, keys, flips, notes, num_before)
+
+    def _keys(self, rows: Sequence[Decision], checked: Sequence[Rechecked]) -> tuple[FeatureKey, ...]:
+        """Return the cells to search: doubtful and forced ones, those an earlier budget cut short, and new ones."""
+        task, options = self._shop.task, self._night.options
+        names = {str(row.cell): row for row in rows}
+        unknown = [name for name in options.force if name not in names]
+        if unknown:
+            raise InputError(
+                f"--force: must name cells of the table, got {', '.join(unknown)} (accepted: {', '.join(names)})"
+            )
+        doubtful = [item.row for item in checked if item.standing in (Standing.FLIPPED, Standing.VANISHED)]
+        cut_short = [row for row in rows if row.partial]
+        chosen = {row.cell: row for row in [*doubtful, *cut_short, *(names[name] for name in options.force)]}
+        known = {key.cell: key for key in task.keys}
+        keys = [
+            known.get(cell) or key_of(row)
+            for cell, row in chosen.items()
+            if cell in known or row.reconfirm or row.confirm
+        ]
+        added = [key for key in task.keys if not covering(rows, key.cell) and key.cell not in chosen]
+        return (*keys, *added)
+
+    def _result(
+        self,
+        action: str,
+        rows: Sequence[Decision],
+        checked: Sequence[Rechecked],
+        keys: Sequence[FeatureKey],
+        flips: Sequence[Flip],
+        notes: Sequence[str],
+        num_before: int,
+    ) -> RetuneResult:
+        package = self._night.layout.package(self._before.definition)
+        serves = current(package)
+        return RetuneResult(
+            definition=self._before.definition,
+            package=str(package),
+            action=action,
+            reasons=self._night.reasons,
+            flips=tuple(flips),
+            num_rechecked=len(checked) - len(_unchecked(checked)),
+            num_held=sum(item.standing is Standing.HOLDS for item in checked),
+            retuned=tuple(str(key) for key in keys),
+            unchecked=tuple(str(item.row.cell) for item in _unchecked(checked)),
+            generation=serves.name if serves is not None else "",
+            num_pairs=_num_pairs(self._shop.log) - num_before,
+            num_replaced=len(serving(rows)),
+            notes=tuple(notes),
+        )
+
+
+def _tasks(night: Night, cache: Cache) -> tuple[Task, bool]:
+    """Return the task, and whether it is the one that the table was made of but for the environment.
+
+    Where templates, compilers or fibc itself would search otherwise now, a table that was only shown again is not what
+    a whole tune would make.
+    """
+    published = night.published
+    snapshot, table = _snapshot(published), published.table
+    options = replace(snapshot.options, target=table.target.partition(":")[0], fresh=False, dry_run=False)
+    store = CompiledStore(night.layout.compiled)
+    task = make_task(published.definition, snapshot.workloads, options, cache, store, native=table.native)
+    is_whole = task.fingerprint_with(snapshot.evidence) == table.fingerprint
+    if not night.options.workloads:
+        return task, is_whole
+    known = {workload.uuid for workload in snapshot.workloads}
+    more = load_workloads(night.options.workloads, published.definition)
+    workloads = [*snapshot.workloads, *(workload for workload in more if workload.uuid not in known)]
+    return make_task(published.definition, workloads, options, cache, store, native=table.native), is_whole
+
+
+def _snapshot(published: Published) -> Snapshot:
+    if published.snapshot is None:
+        raise InputError(
+            f"{published.table.definition}: an earlier version of fibc recorded this table, without its workloads "
+            "(tune it once more)"
+        )
+    return published.snapshot
+
+
+def _log(night: Night, task: Task, records: Path) -> RecordLog:
+    """Return the log of tonight's evidence.
+
+    Winners are doubted in the environment that they were shown in: evidence of one key would then say two things. So it
+    gets a key of its own, of this generation; the earlier evidence is history, as that of another environment is.
+    """
+    key = task.evidence_digest
+    if night.recheck and key == _snapshot(night.published).evidence:
+        key = digest_json([key, "again", night.generation])
+    return RecordLog(records, definition=task.definition.digest, environment=key, identity=task.environment.identity)
+
+
+def _unchecked(checked: Sequence[Rechecked]) -> list[Rechecked]:
+    return [item for item in checked if item.standing is Standing.UNCHECKED]
+
+
+def _num_pairs(log: RecordLog) -> int:
+    timed = sum(len(item.pairs) for item in log.samples() if item.stage != "gate")
+    return timed + sum(len(item.pairs) for item in log.evaluations().values())
