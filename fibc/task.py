@@ -218,9 +218,7 @@ def _over_store(
     return tuple(over), tuple(notes)
 
 
-def _present(
-    backends: Sequence[Backend], definition: Definition
-) -> tuple[tuple[Backend, ...], tuple[str, ...]]:
+def _present(backends: Sequence[Backend], definition: Definition) -> tuple[tuple[Backend, ...], tuple[str, ...]]:
     """Return the backends that can build here or need not, and a note for each of the others.
 
     Those that nobody asked for by name are searched where they can be. All are returned where none can build: the

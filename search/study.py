@@ -33,7 +33,7 @@ TRIALS_TO_LEAVE = 2
 DESIGN_TRIALS = 10
 DESIGN_TRIALS_PER_TEMPLATE = 4
 """Trials before the model leads, and before a key may be given up: the larger of the two counts. They hold the
-neighbour's best, what every template wants tried first, its default at least, and draws from every template's whole space."""
+neighbour's best, what every template wants tried first (its default at least), and draws from its whole space."""
 
 
 @dataclass(frozen=True)

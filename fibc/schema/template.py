@@ -100,8 +100,8 @@ class Template(_Table):
         dtypes: Dtype variables, each with the dtypes that it stands for.
         constants: Numbers that the definition's reference must state: ``eps``.
         tunables: Choices; the first of each is the default.
-        shortlist: Where a build takes long, the configs that are worth one, each as tunables by their names; one that is
-            not named has its first choice. A search is held to those that keep the laws.
+        shortlist: Where a build takes long, the configs that are worth one, each as tunables by their names; one that
+            is not named has its first choice. A search is held to those that keep the laws.
         constraints: Laws between tunables, constant axes, dtype variables, their ``<variable>_bytes``, ``size`` and
             ``TARGET_NAMES``.
         max_offset_elems: Largest offset that the code computes.
