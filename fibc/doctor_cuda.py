@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 
 from fibc import cuda_toolchain
+from fibc.backends.registry import DEFAULTS
 from fibc.errors import ToolchainError
 from fibc.gpus import Found, find
 from fibc.nvml import NvmlError, open_monitor
@@ -39,6 +40,9 @@ def nvcc() -> str:
     return f"{found.nvcc} ({found.version}, from {found.origin})"
 
 
+BACKEND_OF: Mapping[str, str] = {"nvcc": "cutlass"}
+"""The backend that needs a tool, where it is not the tool's name."""
+
 TOOLS: Mapping[str, Tool] = {"triton": packaged("triton"), "nvcc": nvcc, "cutlass": packaged("nvidia-cutlass")}
 
 
@@ -60,14 +64,24 @@ def examine_cuda(found: Found | None = None, tools: Mapping[str, Tool] = TOOLS) 
         facts["driver"] = seen.gpus[0].driver
     else:
         facts["gpu"] = f"none: {seen.problem or 'CUDA shows no device'}"
+    lacking: dict[str, list[str]] = {}
     for name, look in tools.items():
         try:
             facts[name] = look()
         except ToolchainError as error:
             facts[name] = f"not found ({error})"
+            lacking.setdefault(BACKEND_OF.get(name, name), []).append(name)
             if seen.gpus:
                 missing.append(str(error))
+    facts["gpu backends"] = "; ".join(_offers(name, lacking.get(name, ())) for name in DEFAULTS["cuda"])
     return facts, missing
+
+
+def _offers(backend: str, lacking: Sequence[str]) -> str:
+    """Return what a tune would search of a backend here."""
+    if lacking:
+        return f"{backend}: what --compile-only left in --out ({', '.join(lacking)} not found)"
+    return f"{backend}: {'asked on a GPU' if backend == 'cublaslt' else 'compiles here'}"
 
 
 def _state(gpu: Gpu) -> str:

@@ -6,7 +6,8 @@ import importlib.util
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,18 @@ import zstandard
 from simulation import BLOCKS, Machine, SimulatedBackend, write_definition
 
 import fibc
-from fibc.backends.base import BuildFailure
+from fibc import task
+from fibc.backends.base import BuildFailure, Mismatch
 from fibc.backends.compiled_store import CompiledStore, Index, failed
 from fibc.cache import Cache
 from fibc.errors import InputError, ToolchainError
 from fibc.paths import OutLayout
-from fibc.schema.candidate import Candidate, Target
+from fibc.schema.candidate import Candidate, ConfigValue, Target
 from fibc.schema.decision import Verdict
-from fibc.schema.definition import load_definition
+from fibc.schema.definition import Definition, load_definition
+from fibc.schema.feature import FeatureKey
 from fibc.schema.result import CompileResult, TuneResult
+from fibc.schema.space import Space, Tunable
 
 SIZES = (1, 2, 4)
 WINNER = 3
@@ -249,6 +253,76 @@ def test_without_a_compiler_a_search_is_held_to_the_store_and_says_so(
     assert result.table is not None
     assert result.table.rows[0].verdict is Verdict.REPLACE
     assert any("there is no compiler here (triton: not installed" in note for note in result.notes)
+
+
+class Other(SimulatedBackend):
+    """Another backend of the same kernels, whose compiler is not here."""
+
+    name = "other"
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__(machine)
+        self.is_lacking = True
+
+    def fingerprint(self, definition: Definition) -> str:
+        if self.is_lacking:
+            raise ToolchainError("nvcc: not found (install it)")
+        return f"other {definition.digest}"
+
+    def spaces(self, definition: Definition, key: FeatureKey) -> tuple[tuple[Space, ...], tuple[Mismatch, ...]]:
+        space = Space("toy/second", (Tunable("block", BLOCKS),), (), {})
+        return (space,), ()
+
+    def candidate(self, definition: Definition, template: str, config: Mapping[str, ConfigValue]) -> Candidate:
+        if self.is_lacking:
+            raise ToolchainError("nvcc: not found (install it)")
+        made = super().candidate(definition, template, config)
+        return replace(made, backend="other")
+
+
+def with_other(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Other:
+    """Let the defaults be the simulated backend and another one."""
+    other = Other(machine)
+    monkeypatch.setattr(task, "DEFAULTS", {"cpu": ("cpu", "other")})
+    both = {"cpu": SimulatedBackend(machine), "other": other}
+    monkeypatch.setattr(task, "make_backends", lambda names, *_: tuple(both[name] for name in names))
+    return other
+
+
+def test_what_was_compiled_of_one_backend_is_searched_beside_what_another_compiles_here(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = with_other(machine, monkeypatch)
+    other.is_lacking = False
+    compile_only(tmp_path)
+    store = CompiledStore(store_of(tmp_path))
+    definition = load_definition(tmp_path / "defs" / "toy.json")
+    kept = store.index(definition, "other", "cpu:avx2")
+    assert kept is not None
+    first = store.index(definition, "cpu", "cpu:avx2")
+    assert first is not None
+    store.put_index(definition, replace(first, compiled=()))  # as --backends other would leave it
+    other.is_lacking = True
+    machine.asked.clear()
+    result = tune(tmp_path, "here", trials=40)
+    assert machine.asked["built"] >= len(BLOCKS)
+    assert any(note.startswith(f"other: searches only the {len(BLOCKS)} candidates") for note in result.notes)
+    assert result.trials["PASSED"] >= 2 * len(BLOCKS)
+    assert not any(note.startswith("cpu:") for note in result.notes)
+
+
+def test_a_default_backend_that_cannot_build_here_is_a_note_and_one_that_is_asked_for_an_error(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = with_other(machine, monkeypatch)
+    for dry_run in (True, False):
+        result = tune(tmp_path, "here", dry_run=dry_run)
+        assert "other: nothing is searched, as it cannot build here: nvcc: not found (install it)" in result.notes
+    assert result.table is not None
+    monkeypatch.setattr(task, "make_backends", lambda *_: (other,))
+    monkeypatch.setattr(task, "NAMES", {"cpu": ("cpu", "other")})
+    with pytest.raises(ToolchainError, match="nvcc: not found"):
+        tune(tmp_path, "there", backends=("other",))
 
 
 def test_a_search_held_to_a_store_goes_on_where_it_was_interrupted(machine: Machine, tmp_path: Path) -> None:

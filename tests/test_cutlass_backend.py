@@ -153,7 +153,7 @@ def test_a_search_is_held_to_the_shortlist_and_has_something_of_it_at_every_key(
             }
             assert sum(map(len, valid.values())) >= 6, (n, k, size)
             assert all(set(configs) <= whole[name] for name, configs in valid.items())
-            firsts = backend.rank(gemm(n, k, "bfloat16"), key(size), [(t, c) for t in valid for c in valid[t]])
+            firsts = shortlisted.rank(gemm(n, k, "bfloat16"), key(size), [(t, c) for t in valid for c in valid[t]])
             assert all(configs == [c for t, c in firsts if t == name] for name, configs in valid.items())
 
 
@@ -167,7 +167,13 @@ def test_every_config_of_the_shortlist_is_valid_somewhere(backend: CutlassBacken
 
 
 def test_a_wave_that_is_not_full_is_no_reason_for_a_tile_of_another_width(backend: CutlassBackend) -> None:
-    one = {"tile_m": 64, "tile_n": 48, "tile_k": 128, "schedule": "warp_specialized", "cluster_m": 1}
+    one: dict[str, ConfigValue] = {
+        "tile_m": 64,
+        "tile_n": 48,
+        "tile_k": 128,
+        "schedule": "warp_specialized",
+        "cluster_m": 1,
+    }
     full, half = (spaces_of(backend, n, 4096, 64)[PLAIN] for n in (6144, 4096))  # 128 tiles, 86 tiles
     assert ConfigSpace(full).holds(config_of(full, **one))
     broken = ConfigSpace(half).broken(config_of(half, **one))
@@ -176,7 +182,7 @@ def test_a_wave_that_is_not_full_is_no_reason_for_a_tile_of_another_width(backen
 
 
 def test_no_more_tiles_are_divided_than_there_are_counters_for(backend: CutlassBackend) -> None:
-    header = (cutlass.INCLUDE / "fibc" / "kernel_abi.h").read_text()
+    header = (cutlass_compile.INCLUDE / "fibc" / "kernel_abi.h").read_text()
     found = re.search(r"#define FIBC_COUNTER_BYTES (\d+)", header)
     assert found is not None
     assert int(found[1]) == 8192 * 2 * 4  # two warp groups' counters of four bytes

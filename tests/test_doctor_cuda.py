@@ -33,7 +33,12 @@ def test_a_gpu_without_a_compiler_lacks_one() -> None:
 
 def test_a_machine_without_a_gpu_lacks_nothing() -> None:
     facts, missing = examine_cuda(Found((), "no NVIDIA driver"), {"nvcc": absent})
-    assert facts == {"gpu": "none: no NVIDIA driver", "nvcc": "not found (nvcc is missing: install it)"}
+    assert facts == {
+        "gpu": "none: no NVIDIA driver",
+        "nvcc": "not found (nvcc is missing: install it)",
+        "gpu backends": "triton: compiles here; cutlass: what --compile-only left in --out (nvcc not found); "
+        "cublaslt: asked on a GPU",
+    }
     assert missing == []
 
 

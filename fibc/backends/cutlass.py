@@ -13,7 +13,7 @@ from fibc.backends.base import BuildFailure, Mismatch
 from fibc.backends.build import COMPILE_FLAGS, Built, Unit, build_units
 from fibc.backends.cubin import KernelFacts, read_kernel, sections
 from fibc.backends.cutlass_compile import FUNCTION, INCLUDE, KernelCompiler, compile_kernels
-from fibc.backends.cutlass_rank import Config, Shape, rank
+from fibc.backends.cutlass_rank import Config, Shape, by_estimate, rank
 from fibc.backends.match import Match, guards, match
 from fibc.backends.resources import blocks_per_sm, shortage
 from fibc.cache import Cache
@@ -51,8 +51,8 @@ _FACTS_SECTION = ".fibc.facts"
 _WORDS_A_LINE = 8
 
 NUM_FIRST = 3
-"""Configs of a template that a search tries before it draws any: among so many of a key's the model has the best of
-those that were measured (benchmarks/results/h200/candidates_cutlass.json)."""
+"""Configs of a template that a search tries before it draws any: the model has the best that was measured at a key
+among its first three (benchmarks/results/h200/candidates_cutlass.json)."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,10 @@ class CutlassBackend:
     def rank(
         self, definition: Definition, key: FeatureKey, configs: Iterable[tuple[str, Config]]
     ) -> list[tuple[str, Config]]:
-        """Return valid configs of ``spaces`` with their templates, those to try first in front."""
+        """Return configs of ``spaces`` with their templates, those to try first in front.
+
+        Of whole spaces kinds take turns, as many configs are alike; those of a shortlist are not.
+        """
         configs = list(configs)
         for name in dict.fromkeys(template for template, _ in configs):
             found = self._match(self._templates[name], definition)
@@ -196,7 +199,8 @@ class CutlassBackend:
             if {"N", "K"} <= set(self._templates[name].const_axes) and "T" in found.dtypes:
                 n, k = (definition.const_axes[found.axes[axis]] for axis in ("N", "K"))
                 dtype = found.dtypes["T"]
-                return rank(Shape(_size(key), n, k, dtype, DTYPE_BITS[dtype] // 8, self._num_sms), configs)
+                shape = Shape(_size(key), n, k, dtype, DTYPE_BITS[dtype] // 8, self._num_sms)
+                return rank(shape, configs) if self._whole else by_estimate(shape, configs)
         return configs
 
     def _shortlisted(self, definition: Definition, key: FeatureKey, spaces: Sequence[Space]) -> Iterator[Space]:

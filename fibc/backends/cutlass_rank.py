@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,22 +21,41 @@ Config = tuple[tuple[str, ConfigValue], ...]
 SWAPPED_SUFFIX = "_swapped"
 """End of the names of templates whose kernels compute C^T = B A^T."""
 
-# An H200, fitted to what the kernels of benchmarks/results/h200 take and to reads of 0.5 to 235 MB (2026-11-29).
-START_US = 4.6
+# An H200, fitted to what 63 kernels took at 60 keys (benchmarks/results/h200/candidates_cutlass.json, 2026-11-30).
+START_US = 2.3
 """Launch, first loads and last stores."""
-DRAM_BYTES_PER_US = 4.03e6
-SM_DRAM_BYTES_PER_US = 5.4e4
-SM_L2_BYTES_PER_US = 1.1e5
-"""What one multiprocessor takes in, from DRAM and from L2."""
+SCHEDULE_US = {"warp_specialized": 0.0, "pingpong": 1.2, "cooperative": 1.9}
+"""What a persistent block does before its first tile; nothing shows of it where DRAM is what a kernel waits for."""
+WAVE_US = {"warp_specialized": 0.9, "pingpong": 0.27, "cooperative": 0.45}
+"""Of a further wave of blocks, or of further tiles of those that are persistent."""
+DRAM_BYTES_PER_US = 4.3e6
+L2_BYTES_PER_US = 1.9e7
+SM_WEIGHT_BYTES_PER_US = 2.2e5
+SM_ROW_BYTES_PER_US = 1.35e5
+"""What one multiprocessor takes in of weights, and of rows of A, which all of them want at the same time."""
+SM_EMPTY_BYTES_PER_US = 4e4
+"""Of rows beyond the last one, which a tile's load fills with zeros: 33 rows in a tile of 64 take longer than 64."""
+LATENCY_US = 0.66
+"""Of a load, while all stages of the pipeline wait."""
+STEP_US = 0.018
+"""Of a step along K, beside its products."""
+SM_FLOPS_PER_US = {"warp_specialized": 6.0e6, "pingpong": 6.1e6, "cooperative": 5.9e6}
+SMALL_TILE, LARGE_TILE = 0.8, 0.9
+"""Parts of that, of tiles below and above 128 x 128."""
+FULL_COLUMNS = 18
+"""Columns of a tile from which products run at full speed."""
+SHARED_WEIGHTS = 1.085
+"""Gain of blocks that share weights, where many rows make products the bound."""
+FEW_STAGES = 1.1
+"""Factor of a pipeline of fewer than four stages."""
+APART = 1.3
+"""Factor of weights that come from DRAM for several tiles of rows that do not run side by side."""
 FEW_ROWS = 128
-"""Up to so many rows weights come from DRAM; beyond, several tiles of rows share them in L2."""
-SM_FLOPS_PER_US = 6.6e6
-WAVE_US = 1.0
-"""Of a further wave of blocks that are not persistent; half as much where they are."""
-SPLIT_US = 1.5
+SPLIT_US = 1.1
 """A divided sum, beside the bytes of its parts that the last block adds up."""
-STREAM_US = 4.0
+STREAM_US = 3.3
 """Stream-K, whose blocks add one after the other."""
+PARTS_BYTES_PER_US = 6.8e4
 
 SHARED_BYTES = 232_448
 EPILOGUE_BYTES = 16_384
@@ -53,6 +73,14 @@ class Shape:
     dtype: str
     elem_bytes: int
     num_sms: int
+
+
+def by_estimate(shape: Shape, configs: Iterable[tuple[str, Config]]) -> list[tuple[str, Config]]:
+    """Return configs with their templates, the fastest by the model in front; what it has no model of comes last."""
+    listed = list(configs)
+    known = [(template, config) for template, config in listed if "schedule" in dict(config)]
+    known.sort(key=lambda item: estimate_us(dict(item[1]), shape, swapped=item[0].endswith(SWAPPED_SUFFIX)))
+    return known + [item for item in listed if "schedule" not in dict(item[1])]
 
 
 def rank(shape: Shape, configs: Iterable[tuple[str, Config]]) -> list[tuple[str, Config]]:
@@ -101,51 +129,67 @@ def _rank_one(shape: Shape, configs: Iterable[Config], *, swapped: bool) -> list
 def estimate_us(config: Mapping[str, ConfigValue], shape: Shape, *, swapped: bool) -> float:
     """Return about how many microseconds a kernel takes with cold weights: bytes, waves and tile quantisation.
 
-    Within a factor of two, which is enough to order; configs that it cannot tell apart differ by less than a percent
-    for what else speaks for one of them.
+    Off by a tenth near the best of a key, and more for what is far slower; configs that it cannot tell apart differ by
+    less than a percent for what else speaks for one of them.
     """
     tile_m, tile_n, tile_k = (int(config[name]) for name in ("tile_m", "tile_n", "tile_k"))
+    cluster_m, cluster_n, splits = (int(config[name]) for name in ("cluster_m", "cluster_n", "splits"))
+    schedule = str(config["schedule"])
     rows, columns = (shape.n, shape.m) if swapped else (shape.m, shape.n)
-    tiles = _cdiv(rows, tile_m * int(config["cluster_m"])) * int(config["cluster_m"])
-    tiles *= _cdiv(columns, tile_n * int(config["cluster_n"])) * int(config["cluster_n"])
-    persistent = config["schedule"] != "warp_specialized"
+    tiles = _cdiv(rows, tile_m * cluster_m) * cluster_m * _cdiv(columns, tile_n * cluster_n) * cluster_n
     stage_bytes = (tile_m + tile_n) * tile_k * shape.elem_bytes
     stages = int(config["stages"]) or (SHARED_BYTES - EPILOGUE_BYTES) // stage_bytes
+    persistent = schedule != "warp_specialized"
     blocks_per_sm = 1 if persistent else max(1, SHARED_BYTES // (stages * stage_bytes + EPILOGUE_BYTES))
     slots = shape.num_sms * blocks_per_sm
 
-    splits = int(config["splits"])
     parts = splits if splits > 0 else max(1.0, min(slots, 2 * slots - tiles) / tiles)  # stream-K fills the last wave
     units = tiles * parts
-    waves = units / slots if splits == 0 and units > slots else _cdiv(int(units), slots)
-    running = min(units, slots)
+    waves = units / slots if splits == 0 and units > slots else math.ceil(units / slots)
+    running = min(blocks_per_sm, max(1.0, units / shape.num_sms))  # on one multiprocessor
 
-    flops_per_us = SM_FLOPS_PER_US * min(1.0, tile_n / 32) * (1.0 if tile_m * tile_n >= 128 * 128 else 0.85)
     weights, others = (tile_m, tile_n) if swapped else (tile_n, tile_m)
-    weight_bytes_per_us = SM_DRAM_BYTES_PER_US if shape.m <= FEW_ROWS else SM_L2_BYTES_PER_US
-    unit_us = weights / weight_bytes_per_us + others / SM_L2_BYTES_PER_US
-    unit_us *= shape.k / parts * shape.elem_bytes
-    unit_flops = 2 * tile_m * tile_n * shape.k / parts
-    per_sm = running / min(running, shape.num_sms)
-    wave_us = max(unit_us * per_sm, unit_flops * per_sm / flops_per_us)
-    dram_us = (shape.m * shape.k + shape.n * shape.k + shape.m * shape.n) * shape.elem_bytes / DRAM_BYTES_PER_US
+    weight_share, other_share = (cluster_n, cluster_m) if swapped else (cluster_m, cluster_n)
+    row_tiles = _cdiv(shape.m, others)
+    line_bytes = shape.k / parts * shape.elem_bytes  # of one row of a block's tiles
+    weight_bytes, row_bytes = weights * line_bytes, min(others, shape.m) * line_bytes
+    empty_bytes = (others - shape.m / row_tiles) * line_bytes  # of a tile of rows, on average
+    load_us = running * (
+        weight_bytes / SM_WEIGHT_BYTES_PER_US + row_bytes / SM_ROW_BYTES_PER_US + empty_bytes / SM_EMPTY_BYTES_PER_US
+    )
+    steps = shape.k / parts / tile_k
+    speed = SM_FLOPS_PER_US[schedule] * min(1.0, tile_n / FULL_COLUMNS)
+    speed *= SMALL_TILE if tile_m * tile_n < 128 * 128 else LARGE_TILE if tile_m * tile_n > 128 * 128 else 1.0
+    speed *= SHARED_WEIGHTS if weight_share > 1 and shape.m > FEW_ROWS else 1.0
+    product_us = running * 2 * tile_m * tile_n * shape.k / parts / speed + steps * STEP_US
+    unit_us = _together(4, load_us, product_us, steps * LATENCY_US / stages) * (FEW_STAGES if stages < 4 else 1.0)
 
-    total = START_US + max(waves * wave_us, dram_us) + (waves - 1) * (WAVE_US / 2 if persistent else WAVE_US)
+    # A grid has the weights of one tile of rows after the other where operands are swapped.
+    far = (swapped and not persistent) or (waves > 1 and shape.m <= FEW_ROWS)
+    again = APART if far and row_tiles > 1 and weight_share == 1 else 1.0
+    dram_bytes = (shape.m * shape.k + again * shape.n * shape.k + shape.m * shape.n) * shape.elem_bytes
+    l2_bytes = units * (weight_bytes / weight_share + row_bytes / other_share)
+    total = (
+        START_US
+        + (waves - 1) * WAVE_US[schedule]
+        + _together(
+            5, waves * unit_us + SCHEDULE_US[schedule], dram_bytes / DRAM_BYTES_PER_US, l2_bytes / L2_BYTES_PER_US
+        )
+    )
     if splits != 1:
-        total += (SPLIT_US if splits > 1 else STREAM_US) + parts * tile_m * tile_n * 4 / SM_L2_BYTES_PER_US
+        total += (SPLIT_US if splits > 1 else STREAM_US) + parts * tile_m * tile_n * 4 / PARTS_BYTES_PER_US
     return total * (1.0 + _preference(config))
+
+
+def _together(power: int, *times_us: float) -> float:
+    """Return what things take that run at the same time and are in each other's way: a little more than the longest."""
+    return float(sum(time_us**power for time_us in times_us) ** (1 / power))
 
 
 def _preference(config: Mapping[str, ConfigValue]) -> float:
     """Return a fraction of a percent for each thing that seldom helps: what the model does not tell apart."""
-    shared = int(config["cluster_m"]) * int(config["cluster_n"])
-    tile = int(config["tile_m"]) * int(config["tile_n"])
     return (
-        0.002 * (shared > 1) * (1 if tile < 128 * 128 else -1)
-        + 0.001 * (config["schedule"] == "cooperative" and tile < 128 * 128)
-        + 0.003 * (config["epilogue"] != "tma")
-        + 0.001 * (config["tile_k"] == 64 and tile < 128 * 128)
-        + 0.002 * (config["stages"] != 0)
+        0.003 * (config["epilogue"] != "tma")
         + 0.003 * (config["raster"] != "heuristic")
         + 0.003 * (config["swizzle"] != 1)
         + 0.004 * bool(config["dependent"])
