@@ -14,7 +14,7 @@ of long trials gets a quarter (``fibc/explore.py``)."""
 
 DEFAULT_TRIALS_GPU = 40
 """Trials per key on a GPU, a tenth of a second each (466 took 44 s on an H200). Nine templates of three backends serve
-a GEMM there: what comes first is 12 algorithms of cuBLASLt, three configs of each CUTLASS template, one of each other."""
+a GEMM there: first come 12 algorithms of cuBLASLt, three configs of each CUTLASS template, and one of each other."""
 
 DEFAULT_BUDGET_S = 900.0
 """Seconds for a whole run, warm-up, reference, builds and module included. 580 s were not enough to finish
