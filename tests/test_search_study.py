@@ -449,3 +449,21 @@ def test_a_key_where_every_template_is_left_behind_is_given_up_with_its_best() -
     assert len(search(study, lambda template, config: math.log(0.25))) == 4
     assert study.stopped is not None
     assert "left behind, the best reached 0.25" in study.stopped
+
+
+def test_what_templates_want_tried_first_comes_turn_by_turn_before_anything_is_drawn() -> None:
+    given = [tuple(ConfigSpace(space).configs()) for space in SPACES]
+    listed = tuple(reversed(given[0][:5]))
+    first = [tuple(Start("", config) for config in configs) for configs in (listed[:3], given[1][:2])]
+    study = open_study(
+        None, "first", (replace(MATVEC, configs=listed, starts=first[0]), replace(TILE, starts=first[1]))
+    )
+    asked = [(p.template, p.config) for p in study.ask_batch(5)]
+    matvec, tile = "gemm/matvec", "gemm/tile"
+    assert asked == [
+        (matvec, listed[0]),
+        (tile, given[1][0]),
+        (matvec, listed[1]),
+        (tile, given[1][1]),
+        (matvec, listed[2]),
+    ]

@@ -119,6 +119,17 @@ def test_the_digest_follows_both_files(tmp_path: Path) -> None:
         ),
         ("const_axes", 'constants = ["pi"]\nconst_axes', "constants[0]: must be 'eps'"),
         ("const_axes", 'name = "x"\nconst_axes', "name: must be absent, it follows from the file"),
+        (
+            "const_axes",
+            "shortlist = [{ unroll = 3 }]\nconst_axes",
+            "shortlist[0]: must have tunables' choices, got unroll",
+        ),
+        (
+            "const_axes",
+            "shortlist = [{ rolls = 2 }]\nconst_axes",
+            "shortlist[0]: must have tunables' choices, got rolls",
+        ),
+        ("const_axes", "shortlist = [{ unroll = 2 }]\nconst_axes", "shortlist: must be there only beside a .cu.j2"),
         ("summary =", "summary ==", "must be TOML in UTF-8"),
     ],
 )

@@ -211,6 +211,8 @@ class Template(_Table):
         for name in self.tunables:
             if name in taken or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
                 yield f"tunables.{name}: must be a lower-case name that nothing else in the template has"
+        if self.shortlist and self.backend != "cutlass":
+            yield f"shortlist: must be there only beside a {BACKENDS['cutlass']} source, whose builds take long"
         for index, values in enumerate(self.shortlist):
             for name, value in values.items():
                 choices = self.tunables.get(name, ())
