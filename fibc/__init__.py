@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fibc.pipeline import build, compile_only, tune
+    from fibc.reporting.report import report
     from fibc.runtime import load
 
-__all__ = ["build", "compile_only", "load", "tune"]
+__all__ = ["build", "compile_only", "load", "report", "tune"]
 
 
 def __getattr__(name: str) -> Any:
@@ -17,6 +18,10 @@ def __getattr__(name: str) -> Any:
         from fibc import pipeline
 
         return getattr(pipeline, name)
+    if name == "report":
+        from fibc.reporting.report import report
+
+        return report
     if name == "load":
         from fibc.runtime import load
 

@@ -21,6 +21,9 @@ DEFAULTS: Mapping[str, tuple[str, ...]] = {"cpu": ("cpu",), "cuda": ("triton",)}
 """What is searched unless ``--backends`` says so. A CUTLASS kernel compiles for up to a minute, a Triton one in a
 second; neither CUTLASS nor cuBLASLt candidates have been measured yet."""
 
+LIBRARIES = frozenset({"cublaslt"})
+"""Backends whose candidates are calls of a library; reports count them apart from generated kernels."""
+
 
 def make_backends(
     names: Sequence[str], environment: Environment, cache: Cache, templates: Sequence[Path] = ()

@@ -140,7 +140,7 @@ def print_call(console: Console, explained: CallExplained) -> None:
     if row is not None:
         facts["cell"] = str(row.cell)
         facts["verdict"] = row.verdict.value
-        for item in row.reconfirm or row.confirm:
+        for item in row.evidence:
             facts[f"at {item.point}"] = (
                 f"{item.speedup:.3f}x ({item.ci_low:.3f} to {item.ci_high:.3f}), {item.n_sessions} sessions, "
                 f"native {item.native_us:.1f} us, {item.stage}"
@@ -165,8 +165,7 @@ def print_facts(console: Console, facts: Mapping[str, str]) -> None:
 
 
 def _row_cells(row: Decision, variants: Mapping[str, str]) -> tuple[str, ...]:
-    evidence = row.reconfirm or row.confirm
-    weakest = min(evidence, key=lambda comparison: comparison.speedup, default=None)
+    weakest = row.weakest
     native = f"{weakest.native_us:.1f}" if weakest else "-"
     speedup = f"{weakest.speedup:.3f}" if weakest else "-"
     interval = f"{weakest.ci_low:.3f} - {weakest.ci_high:.3f}" if weakest else "-"
