@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import select
@@ -46,8 +47,8 @@ class Browser:
         self._buffer = b""
         self._loaded = False
         self._session = ""
-        commands, self._commands = os.pipe()
-        self._answers, answers = os.pipe()
+        commands, self._commands = _high_pipe()
+        self._answers, answers = _high_pipe()
         arguments = [
             chromium,
             "--headless=new",
@@ -63,10 +64,10 @@ class Browser:
             f"--user-data-dir={self._profile}",
             "about:blank",
         ]
-        # A shell puts the pipes where Chromium looks for them: file descriptors 3 and 4.
+        # A shell puts the pipes where Chromium looks for them; not sh, which takes descriptors of one digit only.
         script = f'exec "$@" {READ_FD}<&{commands} {WRITE_FD}>&{answers}'
         self._process = subprocess.Popen(
-            ["/bin/sh", "-c", script, "sh", *arguments],
+            ["bash", "-c", script, "bash", *arguments],
             pass_fds=(commands, answers),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -195,3 +196,12 @@ class Browser:
             url = parameters["request"]["url"]
             if not url.startswith(("data:", "blob:")) and parameters.get("type") != "Document":
                 self.requests.append(url)
+
+
+def _high_pipe() -> tuple[int, int]:
+    """Return a pipe whose ends lie above the descriptors that Chromium's are copied to."""
+    ends = os.pipe()
+    high = tuple(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends)
+    for end in ends:
+        os.close(end)
+    return high[0], high[1]

@@ -46,7 +46,8 @@ class Record:
     """One fact.
 
     Attributes:
-        kind: ``candidate``, ``evaluation``, ``samples``, ``decision``, ``gate``, ``note``, or one of another version.
+        kind: ``candidate``, ``evaluation``, ``samples``, ``decision``, ``finalists``, ``gate``, ``published``, ``run``,
+            or one of another version.
         definition: Digest of the definition that it is about.
         environment: Digest of the environment that it was seen in.
         value: Plain data, as ``fibc.schema.codec.to_plain`` gives it.

@@ -13,6 +13,7 @@ from fibc.schema.candidate import Artifact, Candidate, ConfigValue
 from fibc.schema.decision import Conditions
 from fibc.schema.evaluation import SessionSamples
 from fibc.search.budget import Budget
+from fibc.stopwatch import Stopwatch
 from fibc.task import Task
 
 
@@ -26,6 +27,7 @@ class Shop:
         verdicts: Finalists and decisions; holds for this run's fingerprint alone.
         candidates: Every candidate seen, by digest.
         artifacts: What was built, by the candidate's digest.
+        spent: What the search took: ``compile``, ``validate``, ``screen``.
     """
 
     task: Task
@@ -37,6 +39,7 @@ class Shop:
     progress: Progress
     candidates: dict[str, Candidate] = field(default_factory=dict)
     artifacts: dict[str, Artifact] = field(default_factory=dict)
+    spent: Stopwatch = field(default_factory=Stopwatch)
 
     def time_left(self) -> bool:
         return not self.budget.expired()

@@ -79,6 +79,7 @@ class Machine:
         twins: Blocks with the object code of another block.
         gate_bias: True speedup of native against itself, as a biased host shows it.
         interrupt_after: Ctrl-C comes with this validation.
+        log: Of a validation that fails.
         asked: Counts of what was done.
     """
 
@@ -89,6 +90,7 @@ class Machine:
     twins: Mapping[int, int] = field(default_factory=dict)
     gate_bias: float = 1.0
     interrupt_after: int | None = None
+    log: str = "boom"
     asked: Counter[str] = field(default_factory=Counter)
     tried: Counter[tuple[str, int]] = field(default_factory=Counter)
 
@@ -195,7 +197,7 @@ class SimulatedEvaluator:
         status = machine.statuses.get(block, Status.PASSED)
         arm = Arm(str(key), key.screen_point, candidate.digest)
         with self._bench([arm], [key]).session(0) as session:
-            yield _Trial(status, "" if status is Status.PASSED else "boom", None, session)
+            yield _Trial(status, "" if status is Status.PASSED else machine.log, None, session)
 
     def validate(self, candidate: Candidate, artifact: Artifact, key: FeatureKey) -> Outcome:
         self._machine.asked["validations"] += 1

@@ -137,7 +137,9 @@ def latencies(table: TableReport) -> Figure | None:
         )
     figure.update_layout(
         **_layout(440),
-        xaxis=_axis(f"{name}, logarithmic", type="log", tickvals=_powers([point.x[0] for point in points])),
+        xaxis=_axis(
+            f"{name}, logarithmic", type="log", tickangle=0, tickvals=_powers([point.x[0] for point in points])
+        ),
         yaxis=_axis("latency of a call, us, logarithmic", type="log", tickformat="~r", dtick="D2"),
     )
     return _plain(figure)
@@ -355,7 +357,7 @@ def _add_regions(figure: Any, table: TableReport) -> None:
             y=1,
             xref="x",
             yref="paper",
-            yanchor="bottom",
+            yanchor="top",
             text=f"#{region.serves}",
             showarrow=False,
             font={"size": 11, "color": light("served")},
@@ -375,7 +377,7 @@ def _shown_verdict(cell: CellReport) -> str:
 def _powers(values: Sequence[int]) -> list[int]:
     """Return powers of two, few enough to be read on a phone, that span ``values``."""
     low, high = math.floor(math.log2(max(min(values), 1))), math.ceil(math.log2(max(*values, 1)))
-    step = max(1, math.ceil((high - low) / 8))
+    step = max(1, math.ceil((high - low) / 6))
     return [2**power for power in range(low, high + 1, step)]
 
 

@@ -96,6 +96,20 @@
     if (!drawn.has(element) && data.figures[element.id]) draw(element, data.figures[element.id]);
   }));
 
+  // Amdahl's law, as fibc/reporting/worth.py has it; the reader moves f.
+  function estimate(box) {
+    const speedup = Number(box.dataset.speedup);
+    const f = box.querySelector("input").valueAsNumber / 100;
+    const gain = f * (1 - 1 / speedup);
+    const delta = (f * Number(box.dataset.dispatchNs)) / (Number(box.dataset.nativeUs) * 1e3);
+    box.querySelector("output").textContent =
+      `f = ${(f * 100).toFixed(0)} %: the application ${(1 / (1 - gain + delta)).toFixed(3)}x as fast`;
+  }
+  document.querySelectorAll(".whatif").forEach((box) => {
+    box.querySelector("input").addEventListener("input", () => estimate(box));
+    estimate(box);
+  });
+
   function repaint() {
     button.textContent = isDark() ? "Light" : "Dark";
     for (const [element, figure] of drawn) draw(element, figure);
