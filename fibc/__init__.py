@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fibc.pipeline import build, compile_only, tune
     from fibc.reporting.report import report
+    from fibc.reporting.reproduce import reproduce
     from fibc.runtime import load
 
-__all__ = ["build", "compile_only", "load", "report", "tune"]
+__all__ = ["build", "compile_only", "load", "report", "reproduce", "tune"]
 
 
 def __getattr__(name: str) -> Any:
@@ -22,6 +23,10 @@ def __getattr__(name: str) -> Any:
         from fibc.reporting.report import report
 
         return report
+    if name == "reproduce":
+        from fibc.reporting.reproduce import reproduce
+
+        return reproduce
     if name == "load":
         from fibc.runtime import load
 

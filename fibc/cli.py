@@ -206,6 +206,25 @@ def report(
 
 
 @app.command()
+def reproduce(
+    result: Annotated[Path, typer.Argument(help="Text of a tune with its .records beside, or a benchmark's JSON.")],
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure what is served again, where the device is at hand.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
+) -> None:
+    """Make every figure of a results file again from its raw samples; exit 1 where one differs."""
+    import fibc
+
+    made = fibc.reproduce(result, measure=measure)
+    if as_json:
+        typer.echo(json.dumps(to_plain(made)))
+    else:
+        terminal.print_reproduction(Console(), made)
+    raise typer.Exit(EXIT_DONE if made.holds else EXIT_FAILED)
+
+
+@app.command()
 def validate(
     paths: Annotated[list[Path], typer.Argument(help="Definitions, workloads, or directories of them.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,

@@ -6,6 +6,7 @@ import csv
 import functools
 import io
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -147,3 +148,20 @@ def test_machines_are_compared_cell_by_cell() -> None:
     with_gemm = fibc.report(cpu, H200_GEMM)
     assert with_gemm.comparisons == ()
     assert len(with_gemm.unmatched) == 2
+
+
+def test_optuna_shows_the_studies_that_a_tune_writes(outs: dict[int, Path]) -> None:
+    """What `optuna-dashboard sqlite:///build/fibc-studies.db` reads."""
+    import optuna
+
+    storage = f"sqlite:///{outs[1] / 'fibc-studies.db'}"
+    names = optuna.get_all_study_names(storage)
+    (table,) = fibc.report(outs[1]).tables
+    assert len(names) == len(table.searches)
+    name = next(name for name in names if name.split(" ")[-2] == "1")
+    study = optuna.load_study(study_name=name, storage=storage)
+    search = next(search for search in table.searches if search.key == "1")
+    passed = [trial for trial in search.trials if trial.speedup is not None]
+    assert len(study.get_trials(states=[optuna.trial.TrialState.COMPLETE])) == len(passed)
+    assert math.exp(study.best_value) == pytest.approx(search.best)
+    assert study.best_trial.user_attrs["template"] == "toy/kernel"

@@ -14,24 +14,33 @@ from fibc.schema.policy import PUBLISHED_LEVEL
 ByPoint = Mapping[int, Estimate]
 
 
-def estimates(samples: Sequence[SessionSamples], stage: str) -> dict[str, dict[str, ByPoint]]:
-    """Return what the sessions of ``stage`` say: by key, candidate and point, from raw samples alone.
+def last_runs(samples: Sequence[SessionSamples], stage: str) -> dict[str, list[SessionSamples]]:
+    """Return the samples of ``stage`` by key, in the order of measuring.
 
-    Where a run was repeated, its sessions begin anew from 0; the last run counts, as it does for decisions.
+    Where a run was repeated, its sessions begin anew; the last run counts, as it does for decisions.
     """
-    sessions: dict[Arm, list[SessionSamples]] = {}
+    runs: dict[str, list[SessionSamples]] = {}
+    seen: dict[str, set[tuple[Arm, int]]] = {}
     for sample in samples:
         if sample.stage != stage or not sample.pairs:
             continue
-        known = sessions.setdefault(sample.arm, [])
-        if known and sample.session <= known[-1].session:
+        run, known = runs.setdefault(sample.arm.key, []), seen.setdefault(sample.arm.key, set())
+        if (sample.arm, sample.session) in known:
+            run.clear()
             known.clear()
-        known.append(sample)
+        run.append(sample)
+        known.add((sample.arm, sample.session))
+    return runs
+
+
+def estimates(samples: Sequence[SessionSamples], stage: str) -> dict[str, dict[str, ByPoint]]:
+    """Return what the sessions of ``stage`` say: by key, candidate and point, from raw samples alone."""
+    sessions: dict[Arm, Evidence] = {}
+    for run in last_runs(samples, stage).values():
+        for sample in run:
+            sessions.setdefault(sample.arm, Evidence()).add(sample.pairs)
     found: dict[str, dict[str, dict[int, Estimate]]] = {}
-    for arm, taken in sessions.items():
-        evidence = Evidence()
-        for sample in taken:
-            evidence.add(sample.pairs)
+    for arm, evidence in sessions.items():
         estimate = evidence.estimate(arm, 1 - PUBLISHED_LEVEL)
         found.setdefault(arm.key, {}).setdefault(arm.candidate, {})[arm.point] = estimate
     return {key: dict(by_candidate) for key, by_candidate in found.items()}

@@ -160,11 +160,12 @@ def _cell(decision: Decision, numbers: Mapping[str, int]) -> CellReport:
         serves=numbers.get(decision.candidate, 0) if serves(decision) else 0,
         flags=tuple(name for name, on in flags.items() if on),
         reason=decision.reason,
-        weakest=_speedup(decision.weakest) if decision.weakest is not None else None,
+        weakest=speedup_of(decision.weakest) if decision.weakest is not None else None,
     )
 
 
-def _speedup(item: Comparison) -> Speedup:
+def speedup_of(item: Comparison) -> Speedup:
+    """Return a published comparison as reports show it."""
     return Speedup(
         item.speedup,
         item.ci_low,
@@ -264,13 +265,13 @@ def _cost(recorded: Recorded, found: tuple[SearchReport, ...]) -> Cost:
 
 def _boundary(recorded: Recorded) -> SetReport | None:
     if recorded.table is not None:
-        return SetReport("boundary", tuple(map(_speedup, recorded.table.boundary)), ())
+        return SetReport("boundary", tuple(map(speedup_of, recorded.table.boundary)), ())
     return _from_samples(recorded, "boundary")
 
 
 def _test(recorded: Recorded) -> SetReport | None:
     if recorded.run is not None:
-        return SetReport("test", tuple(map(_speedup, recorded.run.test)), recorded.run.slower_on_test)
+        return SetReport("test", tuple(map(speedup_of, recorded.run.test)), recorded.run.slower_on_test)
     return _from_samples(recorded, "test")
 
 
