@@ -6,10 +6,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fibc.pipeline import build, compile_only, tune
+    from fibc.reporting.report import report
+    from fibc.reporting.reproduce import reproduce
     from fibc.runtime import load
     from fibc.upkeep import gc, retune, rollback, status, verify
 
-__all__ = ["build", "compile_only", "gc", "load", "retune", "rollback", "status", "tune", "verify"]
+__all__ = [
+    "build",
+    "compile_only",
+    "gc",
+    "load",
+    "report",
+    "reproduce",
+    "retune",
+    "rollback",
+    "status",
+    "tune",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -22,6 +36,14 @@ def __getattr__(name: str) -> Any:
         from fibc import upkeep
 
         return getattr(upkeep, name)
+    if name == "report":
+        from fibc.reporting.report import report
+
+        return report
+    if name == "reproduce":
+        from fibc.reporting.reproduce import reproduce
+
+        return reproduce
     if name == "load":
         from fibc.runtime import load
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fibc import cli_upkeep, progress, report, settings
+from fibc import cli_upkeep, progress, settings, terminal
 from fibc.errors import FibcError, SchemaError
 from fibc.schema.codec import to_plain
 from fibc.schema.result import CompileResult, TuneResult
@@ -142,9 +142,9 @@ def tune(
     if as_json:
         typer.echo(json.dumps(to_plain(result)))
     elif isinstance(result, CompileResult):
-        report.print_compiled(Console(), result)
+        terminal.print_compiled(Console(), result)
     else:
-        report.print_result(Console(), result)
+        terminal.print_result(Console(), result)
     raise typer.Exit(_compile_status(result) if isinstance(result, CompileResult) else _tune_status(result))
 
 
@@ -164,7 +164,7 @@ def build(
         typer.echo(json.dumps({"built": [to_plain(result) for result in results]}))
     else:
         for result in results:
-            report.print_built(Console(), result)
+            terminal.print_built(Console(), result)
 
 
 @app.command()
@@ -180,11 +180,64 @@ def explain(
     if as_json:
         typer.echo(json.dumps(to_plain(explained)))
     elif isinstance(explained, explaining.TableExplained):
-        report.print_table(Console(), explained.table)
+        terminal.print_table(Console(), explained.table)
     elif isinstance(explained, explaining.CallExplained):
-        report.print_call(Console(), explained)
+        terminal.print_call(Console(), explained)
     else:
-        report.print_templates(Console(), explained)
+        terminal.print_templates(Console(), explained)
+
+
+@app.command()
+def report(
+    path: Annotated[Path, typer.Argument(help="An --out directory, a package or generation in it, or a records file.")],
+    other: Annotated[
+        Path | None, typer.Argument(help="The same, newer or of another machine: what changed since PATH.")
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help=f"Page to write. [default: {settings.DEFAULT_HTML}, where nothing else is asked]"),
+    ] = None,
+    csv: Annotated[Path | None, typer.Option(help="CSV of every trial to write.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Markdown for a pull request to write.")] = None,
+    fraction: Annotated[
+        float | None, typer.Option(help="Share of an application's time that the operator takes with native.")
+    ] = None,
+    dispatch: Annotated[
+        Path | None, typer.Option(help="Measured dispatch cost: a result of benchmarks/dispatch_overhead.py.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
+) -> None:
+    """Write what was decided, on what evidence, and how the search went: every number is from records."""
+    import fibc
+    from fibc.reporting.report import report_json
+
+    if html is None and csv is None and markdown is None and not as_json:
+        html = Path(settings.DEFAULT_HTML)
+    data = fibc.report(path, other, html=html, csv=csv, markdown=markdown, fraction=fraction, dispatch=dispatch)
+    if as_json:
+        typer.echo(json.dumps(report_json(data)))
+    else:
+        for file in filter(None, (html, csv, markdown)):
+            typer.echo(str(file))
+
+
+@app.command()
+def reproduce(
+    result: Annotated[Path, typer.Argument(help="Text of a tune with its .records beside, or a benchmark's JSON.")],
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure what is served again, where the device is at hand.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
+) -> None:
+    """Make every figure of a results file again from its raw samples; exit 1 where one differs."""
+    import fibc
+
+    made = fibc.reproduce(result, measure=measure)
+    if as_json:
+        typer.echo(json.dumps(to_plain(made)))
+    else:
+        terminal.print_reproduction(Console(), made)
+    raise typer.Exit(EXIT_DONE if made.holds else EXIT_FAILED)
 
 
 @app.command()
@@ -216,7 +269,7 @@ def doctor(
     if as_json:
         typer.echo(json.dumps({"facts": dict(examined.facts), "missing": list(examined.missing)}))
     else:
-        report.print_facts(Console(), examined.facts)
+        terminal.print_facts(Console(), examined.facts)
         for line in examined.missing:
             typer.echo(f"missing: {line}")
     raise typer.Exit(EXIT_FAILED if examined.missing else EXIT_DONE)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fibc import progress, prometheus, report_upkeep, settings, upkeep
+from fibc import progress, prometheus, settings, terminal_upkeep, upkeep
 from fibc.schema.codec import to_plain
 from fibc.schema.retune_options import duration_s
 
@@ -42,7 +42,7 @@ def status(
     elif as_json:
         _print_json("packages", [{**to_plain(state), "match": state.match} for state in states])
     else:
-        report_upkeep.print_status(Console(), states)
+        terminal_upkeep.print_status(Console(), states)
     raise typer.Exit(EXIT_FAILED if any(state.problem for state in states) else 0)
 
 
@@ -79,7 +79,7 @@ def retune(
     if as_json:
         _print_json("packages", [to_plain(result) for result in results])
     else:
-        report_upkeep.print_retuned(Console(), results)
+        terminal_upkeep.print_retuned(Console(), results)
     if any(result.action == "failed" for result in results):
         raise typer.Exit(EXIT_FAILED)
     raise typer.Exit(EXIT_WOULD_FLIP if check and any(result.flips for result in results) else 0)
@@ -95,7 +95,7 @@ def rollback(
     if as_json:
         _print_json("packages", [{"definition": name, "generation": item.name} for name, item in moved])
     else:
-        report_upkeep.print_generations(Console(), moved)
+        terminal_upkeep.print_generations(Console(), moved)
 
 
 def gc(
@@ -108,7 +108,7 @@ def gc(
     if as_json:
         _print_json("packages", [{"definition": name, "removed": list(names)} for name, names in removed])
     else:
-        report_upkeep.print_removed(Console(), removed)
+        terminal_upkeep.print_removed(Console(), removed)
 
 
 def verify(
@@ -121,7 +121,7 @@ def verify(
     if as_json:
         _print_json("packages", [{**to_plain(result), "sound": result.sound} for result in results])
     else:
-        report_upkeep.print_verified(Console(), results)
+        terminal_upkeep.print_verified(Console(), results)
     raise typer.Exit(0 if all(result.sound for result in results) else EXIT_FAILED)
 
 

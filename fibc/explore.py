@@ -6,6 +6,7 @@ import math
 import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from fibc import decide, measure
@@ -210,12 +211,15 @@ class _KeySearch:
             return Evaluation(
                 candidate.digest, key, twin.status, twin.log, twin.correctness, twin.pairs, environment, 0.0, now()
             )
-        with shop.evaluator.trial(candidate, built, self._key) as trial:
+        with ExitStack() as stack:
+            with shop.spent("validate"):
+                trial = stack.enter_context(shop.evaluator.trial(candidate, built, self._key))
             status, log = trial.status, trial.log
             pairs: tuple[Pair, ...] = ()
             if status is Status.PASSED:
                 try:
-                    pairs = measure.first_rung(trial.session, 0, shop.task.policy, self._rng)
+                    with shop.spent("screen"):
+                        pairs = measure.first_rung(trial.session, 0, shop.task.policy, self._rng)
                 except measure.ArmFailed as error:
                     status, log = error.status, error.log
             correctness = trial.correctness
@@ -237,11 +241,13 @@ class _KeySearch:
         arms = tuple(Arm(str(key), key.screen_point, digest) for digest, _ in passed.values())
         values = tuple(value for _, value in passed.values())
         bench = shop.evaluator.bench(arms, shop.artifacts, (key,), fresh_process=False)
-        screening = measure.screen(bench, arms, values, shop.task.policy, self._seed)
+        with shop.spent("screen"):
+            screening = measure.screen(bench, arms, values, shop.task.policy, self._seed)
         shop.keep_samples(screening.samples)
         finalists = []
         for arm in screening.finalists:
-            outcome = shop.evaluator.validate(shop.candidates[arm.candidate], shop.artifacts[arm.candidate], key)
+            with shop.spent("validate"):
+                outcome = shop.evaluator.validate(shop.candidates[arm.candidate], shop.artifacts[arm.candidate], key)
             if outcome.status is Status.PASSED and shop.task.sanitizer is not None:
                 found = sanitize(shop, shop.task.sanitizer, arm.candidate, key)
                 if found is None:
@@ -278,12 +284,13 @@ def _build(
     missing = [c for c in candidates if c.digest not in results]
     for backend in {owner[c.template].name: owner[c.template] for c in missing}.values():
         mine = [c for c in missing if owner[c.template] is backend]
-        results |= backend.build(
-            shop.task.definition,
-            mine,
-            timeout_s=shop.budget.deadline_s(compile_timeout_s(backend.name, shop.task.options.timeout_s)),
-            jobs=shop.task.options.jobs,
-        )
+        with shop.spent("compile"):
+            results |= backend.build(
+                shop.task.definition,
+                mine,
+                timeout_s=shop.budget.deadline_s(compile_timeout_s(backend.name, shop.task.options.timeout_s)),
+                jobs=shop.task.options.jobs,
+            )
     shop.artifacts |= {digest: built for digest, built in results.items() if isinstance(built, Artifact)}
     return results
 

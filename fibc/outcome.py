@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+from fibc.clock import now
 from fibc.paths import OutLayout
 from fibc.records import RecordLog
+from fibc.runs import Member, Run
 from fibc.schema.decision import Comparison
 from fibc.schema.observed import Observed
 from fibc.schema.result import TuneResult
@@ -107,6 +109,28 @@ def finished(
         partial=table.partial,
         interrupted=interrupted,
         observed=observed,
+    )
+
+
+def run_of(task: Task, shop: Shop, result: TuneResult) -> Run:
+    """Return what is kept of a run that published, beside its table and its evidence."""
+    axes = task.definition.var_axes
+    sets = {"tune": task.sets.tune, "boundary": task.sets.boundary, "test": task.sets.test}
+    return Run(
+        fingerprint=task.fingerprint,
+        created=now(),
+        sets=result.sets,
+        members=tuple(
+            Member(name, tuple((axis, workload.axes[axis]) for axis in axes), workload.weight, workload.uuid)
+            for name, workloads in sets.items()
+            for workload in workloads
+            if not task.synthetic
+        ),
+        test=result.test,
+        slower_on_test=result.slower_on_test,
+        stage_s=result.stage_s,
+        cost_s={name: round(seconds, 3) for name, seconds in shop.spent.seconds.items()},
+        notes=result.notes,
     )
 
 

@@ -21,6 +21,7 @@ from fibc.publish import finished_table, keep_dataset, make_table, publish
 from fibc.published import read_published, record_files
 from fibc.rebuild import rebuild
 from fibc.records import RecordLog
+from fibc.runs import keep_run
 from fibc.schema.decision import Comparison
 from fibc.schema.options import TuneOptions
 from fibc.schema.result import BuildResult, CompileResult, TuneResult
@@ -201,6 +202,8 @@ def _work(task: Task, layout: OutLayout, cache: Cache, budget: Budget, progress:
         if not interrupted:
             with stopwatch("test"):
                 test, slower = read_test_set(shop, proof.decisions)
-        return outcome.finished(
+        result = outcome.finished(
             task, layout, shop, table, package, test, slower, stopwatch.seconds, notes, interrupted=interrupted
         )
+        keep_run(log, outcome.run_of(task, shop, result))
+        return result

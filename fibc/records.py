@@ -50,8 +50,8 @@ class Record:
     """One fact.
 
     Attributes:
-        kind: ``candidate``, ``environment``, ``evaluation``, ``samples``, ``decision``, ``gate``, ``observed``,
-            ``published``, or one of another version.
+        kind: ``candidate``, ``environment``, ``evaluation``, ``samples``, ``decision``, ``finalists``, ``gate``,
+            ``observed``, ``published``, ``run``, or one of another version.
         definition: Digest of the definition that it is about.
         environment: Digest of the environment that it was seen in.
         value: Plain data, as ``fibc.schema.codec.to_plain`` gives it.

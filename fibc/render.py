@@ -46,7 +46,8 @@ def c_string(value: str) -> str:
 class Renderer:
     """Renders templates found under a list of directories, the first that has one wins. Same input, same bytes."""
 
-    def __init__(self, roots: Sequence[Path]) -> None:
+    def __init__(self, roots: Sequence[Path], *, is_html: bool = False) -> None:
+        """Look under ``roots``; values in HTML are escaped, those in C++ and Python go through filters."""
         self._environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader([str(root) for root in roots]),
             undefined=jinja2.StrictUndefined,
@@ -54,7 +55,7 @@ class Renderer:
             lstrip_blocks=True,
             keep_trailing_newline=True,
             auto_reload=False,  # one text per run, whatever an editor does meanwhile
-            autoescape=False,  # C++ and Python are no HTML; literals go through filters
+            autoescape=is_html,
         )
         self._environment.filters |= {
             "c_int": c_int,

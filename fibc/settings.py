@@ -46,6 +46,9 @@ DEFAULT_SEED = 0
 DEFAULT_OUT = "build"
 """Directory of modules that are made again from records."""
 
+DEFAULT_HTML = "fibc-report.html"
+"""Page that ``fibc report`` writes into the current directory where no other file is asked for."""
+
 DEFAULT_MAX_MB = 40.0
 """Megabytes of one definition's candidates that are compiled for another machine: a Triton candidate takes 8 kB, and
 what travels to a borrowed device is often limited to tens of megabytes."""

@@ -15,6 +15,7 @@ from fibc.schema.decision import Conditions
 from fibc.schema.evaluation import SessionSamples
 from fibc.schema.sanitized import Sanitized
 from fibc.search.budget import Budget
+from fibc.stopwatch import Stopwatch
 from fibc.sustained import Sustained
 from fibc.task import Task
 
@@ -31,6 +32,7 @@ class Shop:
         artifacts: What was built, by the candidate's digest.
         sustained: How winners did alone for long, by the digest of the binary and the size's power of 16.
         sanitized: What a sanitizer found, by the digest of the binary.
+        spent: What the search took: ``compile``, ``validate``, ``screen``.
     """
 
     task: Task
@@ -44,6 +46,7 @@ class Shop:
     artifacts: dict[str, Artifact] = field(default_factory=dict)
     sanitized: dict[str, Sanitized] = field(default_factory=dict)
     sustained: dict[tuple[str, int], Sustained | ArmFailed] = field(default_factory=dict)
+    spent: Stopwatch = field(default_factory=Stopwatch)
 
     def time_left(self) -> bool:
         return not self.budget.expired()

@@ -84,6 +84,7 @@ class Machine:
         interrupt_after: Ctrl-C comes with this validation.
         observed: What is seen of a GPU.
         alone: Speedup of a block that runs alone for long, where it is not 1.1.
+        log: Of a validation that fails.
         asked: Counts of what was done.
     """
 
@@ -96,6 +97,7 @@ class Machine:
     interrupt_after: int | None = None
     observed: Observed | None = None
     alone: Mapping[int, float] = field(default_factory=dict)
+    log: str = "boom"
     asked: Counter[str] = field(default_factory=Counter)
     tried: Counter[tuple[str, int]] = field(default_factory=Counter)
 
@@ -203,7 +205,7 @@ class SimulatedEvaluator:
         status = machine.statuses.get(block, Status.PASSED)
         arm = Arm(str(key), key.screen_point, candidate.digest)
         with self._bench([arm], [key]).session(0) as session:
-            yield _Trial(status, "" if status is Status.PASSED else "boom", None, session)
+            yield _Trial(status, "" if status is Status.PASSED else machine.log, None, session)
 
     def validate(self, candidate: Candidate, artifact: Artifact, key: FeatureKey) -> Outcome:
         self._machine.asked["validations"] += 1

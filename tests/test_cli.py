@@ -198,3 +198,44 @@ def test_what_was_only_compiled_is_one_json_object_or_a_table(
 
 def test_records_that_are_not_there_cannot_be_built(fibc: Fibc, tmp_path: Path) -> None:
     assert "found none" in refused(fibc("build", tmp_path / "no.records", "--out", tmp_path / "out"))
+
+
+H200 = Path(__file__).parent.parent / "benchmarks" / "results" / "h200"
+
+
+def test_report_prints_one_json_object_and_writes_nothing_else(
+    fibc: Fibc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = fibc("report", H200, "--json", "--fraction", "0.3")
+    assert done.returncode == 0
+    assert [table["definition"] for table in json.loads(done.stdout)["tables"]] == [
+        "fused_add_rmsnorm_h4096",
+        "gemm_bf16_n4096_k4096",
+    ]
+    assert list(tmp_path.iterdir()) == []
+    assert "--fraction" in refused(fibc("report", H200, "--json", "--fraction", "3"))
+    assert "must be there" in refused(fibc("report", tmp_path / "none", "--json"))
+
+
+def test_report_without_plotly_says_what_to_install(
+    fibc: Fibc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
+    assert 'pip install "fibc[report]"' in refused(fibc("report", H200, "--html", tmp_path / "a.html"))
+    done = fibc("report", H200, "--markdown", tmp_path / "a.md")
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'a.md'}\n")
+
+
+def test_reproduce_counts_figures_and_fails_where_one_differs(fibc: Fibc, tmp_path: Path) -> None:
+    text = H200 / "tune_fused_add_rmsnorm_h4096.txt"
+    done = fibc("reproduce", text)
+    assert done.returncode == 0
+    assert "figures:" in done.stdout
+    assert "0 differs" in done.stdout
+    (tmp_path / text.name).write_text(text.read_text().replace("291 PASSED", "292 PASSED"))
+    (tmp_path / "fused_add_rmsnorm_h4096.records").symlink_to(H200 / "fused_add_rmsnorm_h4096.records")
+    done = fibc("reproduce", tmp_path / text.name, "--json")
+    assert done.returncode == 1
+    (differs,) = [item for item in json.loads(done.stdout)["figures"] if item["outcome"] == "differs"]
+    assert (differs["said"], differs["regenerated"]) == ("292", "291")

@@ -23,7 +23,7 @@ import fibc.pipeline
 import fibc.prove
 import fibc.sustain
 import fibc.task
-from fibc import gpu_lock, gpus, report
+from fibc import gpu_lock, gpus, terminal
 from fibc.cache import Cache
 from fibc.environment import detect
 from fibc.errors import GateError, InputError
@@ -391,7 +391,7 @@ def test_what_was_seen_of_the_gpu_is_in_the_result_and_recorded(
     log = RecordLog(OutLayout(tmp_path / "out").records("toy"), definition="", environment="")
     assert [codec.from_plain(Observed, r.value) for r in log.read() if r.kind == "observed"] == [seen]
     text = io.StringIO()
-    report.print_result(Console(file=text, width=200), result)
+    terminal.print_result(Console(file=text, width=200), result)
     shown = "1 of 40 timed pairs discarded (1 for an XID event (79)), 2 under the software power cap"
     assert f"gpu       {shown}\n" in text.getvalue()
 

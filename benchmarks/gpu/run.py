@@ -29,7 +29,7 @@ from gpu_rows import SHAPES, Shape, write_gemm
 from rich.console import Console
 
 import fibc
-from fibc import progress, report
+from fibc import progress, terminal
 from fibc.errors import FibcError
 from fibc.settings import DEFAULT_MAX_MB
 
@@ -143,7 +143,7 @@ def compile_only(options: argparse.Namespace, part: Part) -> int:
                 max_mb=options.max_mb,
                 progress=shown,
             )
-            report.print_compiled(Console(), result)
+            terminal.print_compiled(Console(), result)
             if result.interrupted:
                 return 130
     return 0

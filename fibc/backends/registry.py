@@ -20,6 +20,9 @@ NAMES: Mapping[str, tuple[str, ...]] = {"cpu": ("cpu",), "cuda": ("triton", "cut
 DEFAULTS: Mapping[str, tuple[str, ...]] = {"cpu": ("cpu",), "cuda": ("triton", "cutlass", "cublaslt")}
 """What is searched unless ``--backends`` says so, as far as it is there: one that cannot build here is a note."""
 
+LIBRARIES = frozenset({"cublaslt"})
+"""Backends whose candidates are calls of a library; reports count them apart from generated kernels."""
+
 
 def make_backends(
     names: Sequence[str], environment: Environment, cache: Cache, templates: Sequence[Path] = ()

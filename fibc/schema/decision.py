@@ -95,3 +95,13 @@ class Decision:
     boundary_rejected: bool = False
     synthetic: bool = False
     partial: bool = False
+
+    @property
+    def evidence(self) -> tuple[Comparison, ...]:
+        """What is published: of fresh sessions where there are some, else of the confirm sessions."""
+        return self.reconfirm or self.confirm
+
+    @property
+    def weakest(self) -> Comparison | None:
+        """The comparison with the smallest speedup; None without evidence."""
+        return min(self.evidence, key=lambda comparison: comparison.speedup, default=None)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import toys
 from rich.console import Console
 
-from fibc import report
+from fibc import terminal
 from fibc.explain import CallExplained
 from fibc.schema.silicon import CudaValidity
 from fibc.schema.table import DispatchTable
@@ -18,7 +18,7 @@ H200 = CudaValidity("sm_90a", 90, 132, 60 << 20, 150 * 10**9)
 
 def _printed(table: DispatchTable) -> str:
     text = io.StringIO()
-    report.print_table(Console(file=text, width=200), table)
+    terminal.print_table(Console(file=text, width=200), table)
     return text.getvalue()
 
 
@@ -51,5 +51,7 @@ def test_a_table_for_cpus_calls_no_library_and_says_nothing_of_it() -> None:
 
 def test_a_call_says_which_library_answers_it() -> None:
     text = io.StringIO()
-    report.print_call(Console(file=text), CallExplained({"M": 4}, "gemm/cublaslt(...)", "hit", None, "cuBLASLt 13.0.2"))
+    terminal.print_call(
+        Console(file=text), CallExplained({"M": 4}, "gemm/cublaslt(...)", "hit", None, "cuBLASLt 13.0.2")
+    )
     assert "calls   cuBLASLt 13.0.2\n" in text.getvalue()

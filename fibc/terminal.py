@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fibc.explain import CallExplained, DefinitionExplained
+from fibc.reporting.figures import Outcome, Reproduction
 from fibc.schema.decision import Comparison, Decision, Verdict
 from fibc.schema.result import BuildResult, CompileResult, TuneResult
 from fibc.schema.table import DispatchTable
@@ -144,7 +145,7 @@ def print_call(console: Console, explained: CallExplained) -> None:
     if row is not None:
         facts["cell"] = str(row.cell)
         facts["verdict"] = row.verdict.value
-        for item in row.reconfirm or row.confirm:
+        for item in row.evidence:
             facts[f"at {item.point}"] = (
                 f"{item.speedup:.3f}x ({item.ci_low:.3f} to {item.ci_high:.3f}), {item.n_sessions} sessions, "
                 f"native {item.native_us:.1f} us, {item.stage}"
@@ -161,6 +162,29 @@ def print_templates(console: Console, explained: DefinitionExplained) -> None:
         console.print(f"  {template}: {reason}", style="dim", markup=False, highlight=False)
 
 
+def print_reproduction(console: Console, made: Reproduction) -> None:
+    """Print what differs and what has no samples, then the counts, then what was measured again."""
+    for item in made.figures:
+        if item.outcome is not Outcome.SAME:
+            style = "red" if item.outcome is Outcome.DIFFERS else "dim"
+            console.print(str(item), style=style, markup=False, highlight=False, soft_wrap=True)
+    if made.measured:
+        grid = Table(box=None, pad_edge=False)
+        for title in ("cell", "at", "published", "95 % interval", "again", "95 % interval", ""):
+            grid.add_column(title, justify="left" if title in ("cell", "at", "") else "right")
+        for seen in made.measured:
+            numbers = [f"{s.value:.3f} {s.low:.3f} - {s.high:.3f}".split(" ", 1) for s in (seen.published, seen.again)]
+            agrees = "agrees" if seen.agrees else "differs"
+            grid.add_row(escape(seen.cell), escape(seen.published.point), *numbers[0], *numbers[1], agrees)
+        console.print(grid)
+    for note in made.notes:
+        console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+    counts = ", ".join(f"{made.counts[outcome]} {outcome}" for outcome in Outcome)
+    console.print(
+        f"{made.result}: {len(made.figures)} figures: {counts}", highlight=False, markup=False, soft_wrap=True
+    )
+
+
 def print_facts(console: Console, facts: Mapping[str, str]) -> None:
     """Print a line per fact."""
     width = max(map(len, facts), default=0)
@@ -169,8 +193,7 @@ def print_facts(console: Console, facts: Mapping[str, str]) -> None:
 
 
 def _row_cells(row: Decision, variants: Mapping[str, str]) -> tuple[str, ...]:
-    evidence = row.reconfirm or row.confirm
-    weakest = min(evidence, key=lambda comparison: comparison.speedup, default=None)
+    weakest = row.weakest
     native = f"{weakest.native_us:.1f}" if weakest else "-"
     speedup = f"{weakest.speedup:.3f}" if weakest else "-"
     interval = f"{weakest.ci_low:.3f} - {weakest.ci_high:.3f}" if weakest else "-"

@@ -1,0 +1,1 @@
+"""Reports: records to numbers, numbers to what people and machines read."""
