@@ -198,6 +198,7 @@ class SimulatedEvaluator:
     @contextlib.contextmanager
     def trial(self, candidate: Candidate, artifact: Artifact, key: FeatureKey) -> Iterator[_Trial]:
         machine, block = self._machine, block_of(candidate)
+        self._blocks[candidate.digest] = block  # also of a backend that a test made
         machine.asked["trials"] += 1
         machine.tried[str(key), block] += 1
         if machine.asked["trials"] == machine.interrupt_after:
