@@ -47,11 +47,11 @@ def plan(keys: Sequence[Sequence[Space]], *, seed: int, per_template: int) -> It
     """
     filling = _Filling(keys, seed)
     guesses = [[list(ConfigSpace(space).starts()) for space in spaces] for spaces in keys]
-    for rank in range(max((len(found) for key in guesses for found in key), default=0)):
+    for rank in range(max((len(own) for key in guesses for own in key), default=0)):
         for index, spaces in enumerate(keys):
-            for space, found in zip(spaces, guesses[index], strict=True):
-                if rank < len(found):
-                    yield from filling.take(index, space.template, found[rank], designed=True)
+            for space, own in zip(spaces, guesses[index], strict=True):
+                if rank < len(own):
+                    yield from filling.take(index, space.template, own[rank], designed=True)
     for index, spaces in enumerate(keys):
         for template, config in _design(spaces, f"plan {index}", seed):
             yield from filling.take(index, template, config, designed=True)
