@@ -190,8 +190,13 @@ class ConfigSpace:
 
     def _is_for(self, start: Start) -> bool:
         """Return whether ``start`` is a guess for the constants of this space."""
-        when = Constraint(start.when, "a guess is for some sizes")
-        return not start.when or self._law(when).holds(self.space.constants)
+        if not start.when:
+            return True
+        try:
+            expression = parse(start.when, set(self.space.constants))
+        except SchemaError as error:
+            raise SchemaError(f"{self.template}: start: {problem}" for problem in error.problems) from error
+        return Law(Constraint(start.when, "a guess is for some sizes"), expression, 0).holds(self.space.constants)
 
     def _law(self, constraint: Constraint) -> Law:
         names = [tunable.name for tunable in self.tunables]

@@ -47,7 +47,7 @@ def plan(keys: Sequence[Sequence[Space]], *, seed: int, per_template: int) -> It
     """
     filling = _Filling(keys, seed)
     guesses = [[list(ConfigSpace(space).starts()) for space in spaces] for spaces in keys]
-    for rank in range(max((len(found) for key in guesses for found in key), default=0)):
+    for rank in range(max((len(own) for key in guesses for own in key), default=0)):
         for index, spaces in enumerate(keys):
             for space, own in zip(spaces, guesses[index], strict=True):
                 if rank < len(own):

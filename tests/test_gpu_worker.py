@@ -41,7 +41,7 @@ def running(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Evaluato
     """An evaluator for a GPU whose worker is the stand-in."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("FIBC_TEST_LIBRARY", str(library))
-    monkeypatch.setattr(gpu_process, "spawn", lambda module: child.spawn("standin_gpu_worker"))
+    monkeypatch.setattr(gpu_process, "spawn", lambda module, *rest: child.spawn("standin_gpu_worker", *rest))
     native = NativeSource("x + x", NATIVE_SOURCE, "option", "digest")
     harness = HERE / "standin_harness.py"
     with Evaluator(definition(REFERENCE), native, GPU, harness, timeout_s=30, seed=1) as made:
