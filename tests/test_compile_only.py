@@ -258,7 +258,7 @@ def test_without_a_compiler_a_search_is_held_to_the_store_and_says_so(
 class Other(SimulatedBackend):
     """Another backend of the same kernels, whose compiler is not here."""
 
-    name = "other"
+    name = "cublaslt"
 
     def __init__(self, machine: Machine) -> None:
         super().__init__(machine)
@@ -277,7 +277,7 @@ class Other(SimulatedBackend):
         if self.is_lacking:
             raise ToolchainError("nvcc: not found (install it)")
         made = super().candidate(definition, template, config)
-        return replace(made, backend="other")
+        return replace(made, backend="cublaslt")
 
 
 def with_other(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Other:
