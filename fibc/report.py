@@ -229,6 +229,13 @@ def _print_counts(console: Console, result: TuneResult) -> None:
     console.print(f"trials    {trials or 'none'}", highlight=False)
     if stages:
         console.print(f"time      {stages}", highlight=False)
+    builds = result.builds
+    if ahead := builds.ready + builds.awaited:
+        console.print(
+            f"builds    {ahead} of {ahead + builds.built} ahead, {builds.awaited} of them waited for; "
+            f"the search waited {builds.waited_s:.0f} s for compilers",
+            highlight=False,
+        )
 
 
 def _print_plan(console: Console, result: TuneResult) -> None:

@@ -12,6 +12,7 @@ from fibc.records import RecordLog
 from fibc.schema.candidate import Artifact, Candidate, ConfigValue
 from fibc.schema.decision import Conditions
 from fibc.schema.evaluation import SessionSamples
+from fibc.schema.result import BuildCounts
 from fibc.search.budget import Budget
 from fibc.task import Task
 
@@ -26,6 +27,7 @@ class Shop:
         verdicts: Finalists and decisions; holds for this run's fingerprint alone.
         candidates: Every candidate seen, by digest.
         artifacts: What was built, by the candidate's digest.
+        builds: How the search came by it.
     """
 
     task: Task
@@ -37,6 +39,7 @@ class Shop:
     progress: Progress
     candidates: dict[str, Candidate] = field(default_factory=dict)
     artifacts: dict[str, Artifact] = field(default_factory=dict)
+    builds: BuildCounts = field(default_factory=BuildCounts)
 
     def time_left(self) -> bool:
         return not self.budget.expired()
