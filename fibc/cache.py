@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import tempfile
+import threading
 import weakref
 import zlib
 from pathlib import Path
@@ -29,8 +30,8 @@ class Cache:
     The law of a key: what is stored under it is a function of the key. So writers never conflict: each writes to a
     name of its own and renames, the last one wins, and readers see one whole file. Anything else is a miss: an entry
     that is absent, empty, damaged or unreadable. Where ``root`` cannot be written, what it holds is still read, and new
-    files go to a private temporary directory that goes with the process. Every kind of trouble is said once. Nothing is
-    synced: after a power failure the sum tells a file whose bytes never reached the disk.
+    files go to a private temporary directory that goes with the process. Every kind of trouble is said once. Threads
+    may share a cache. Nothing is synced: after a power failure the sum tells a file whose bytes never reached the disk.
     """
 
     def __init__(self, root: Path | None = None) -> None:
@@ -39,16 +40,18 @@ class Cache:
         self._private: Path | None = None
         self._probed = False
         self._said: set[str] = set()
+        self._choosing = threading.Lock()
 
     @property
     def root(self) -> Path:
         """Where new files go: a directory that can be written."""
-        if not self._probed:
-            self._probed = True
-            if self._shared is None:
-                self._retreat("no home directory is known (set FIBC_CACHE_DIR)")
-            elif trouble := _trouble(self._shared):
-                self._retreat(f"{self._shared}: {trouble} (set FIBC_CACHE_DIR to a directory that can be written)")
+        with self._choosing:  # one private directory, whichever thread finds that it is needed
+            if not self._probed:
+                self._probed = True
+                if self._shared is None:
+                    self._retreat("no home directory is known (set FIBC_CACHE_DIR)")
+                elif trouble := _trouble(self._shared):
+                    self._retreat(f"{self._shared}: {trouble} (set FIBC_CACHE_DIR to a directory that can be written)")
         root = self._private or self._shared
         assert root is not None
         return root
@@ -93,9 +96,11 @@ class Cache:
         try:
             _publish(target, data)
         except OSError as error:
-            if self.private:
-                raise RecordError(f"{target}: cannot be written: {error.strerror or error}") from error
-            self._retreat(f"{target}: {error.strerror or error}")
+            with self._choosing:
+                if self._private is not None and target.is_relative_to(self._private):
+                    raise RecordError(f"{target}: cannot be written: {error.strerror or error}") from error
+                if self._private is None:
+                    self._retreat(f"{target}: {error.strerror or error}")
             return self.put_bytes(kind, digest, suffix, data)
         return target
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from fibc import decide, measure
+from fibc.ahead import Ahead, Plan, compilers_ahead
 from fibc.backends.base import Backend, BuildFailure
 from fibc.clock import now
 from fibc.process_bench import Outcome
@@ -77,6 +78,16 @@ def explore(shop: Shop, store: StudyStore, keys: Sequence[FeatureKey]) -> tuple[
     """
     if shop.task.sanitizer is not None:
         recall(shop, shop.task.sanitizer)
+    ahead = _ahead(shop, store, keys)
+    try:
+        with ahead:
+            explored = _explore(shop, store, keys, ahead)
+        return _with_artifacts(shop, ahead, explored)
+    finally:
+        shop.builds = ahead.counts
+
+
+def _explore(shop: Shop, store: StudyStore, keys: Sequence[FeatureKey], ahead: Ahead) -> list[Explored]:
     done = _recorded_finalists(shop)
     decided = shop.verdicts.decisions()
     earlier = shop.log.earlier_evaluations()
@@ -93,7 +104,8 @@ def explore(shop: Shop, store: StudyStore, keys: Sequence[FeatureKey]) -> tuple[
             shop.progress.step(f"{key}: {len(done[str(key)])} finalists, answered from the record")
             continue
         share_s = shop.budget.share_for_key(index, len(keys))
-        result = _KeySearch(shop, store, key, best, earlier).run(share_s)
+        ahead.reach(index)
+        result = _KeySearch(shop, store, key, best, earlier, ahead).run(share_s)
         best[key.cell] = result.trials
         explored.append(result.explored)
         if result.explored.partial:
@@ -101,7 +113,7 @@ def explore(shop: Shop, store: StudyStore, keys: Sequence[FeatureKey]) -> tuple[
         else:
             shop.verdicts.append("finalists", {"key": str(key), "candidates": list(result.explored.finalists)})
         shop.progress.step(result.line)
-    return _with_artifacts(shop, explored)
+    return explored
 
 
 @dataclass(frozen=True)
@@ -121,15 +133,12 @@ class _KeySearch:
         key: FeatureKey,
         best: Mapping[Cell, Sequence[Trial]],
         earlier: Sequence[Evaluation],
+        ahead: Ahead,
     ) -> None:
         self._shop = shop
+        self._ahead = ahead
         self._key = key
-        self._owner: dict[str, Backend] = {}
-        spaces: list[Space] = []
-        for backend in shop.task.backends:
-            for space in backend.spaces(shop.task.definition, key)[0]:
-                spaces.append(space)
-                self._owner[space.template] = backend
+        self._owner, spaces = _spaces(shop, key)
         self._cut = False
         self._recorded = shop.log.evaluations()
         self._broken = {
@@ -139,16 +148,7 @@ class _KeySearch:
         self._by_binary: dict[str, Evaluation] = {}
         self._seed = _key_seed(shop.task.options.seed, key)
         self._rng = random.Random(self._seed)
-        self._study: KeyStudy = open_study(
-            store,
-            f"{shop.task.definition.name} {shop.log.definition} {shop.log.environment} {key}",
-            spaces,
-            seed=self._seed,
-            trials=shop.task.trials,
-            warm_start=warm_start(key.cell, best),
-            trailing=trailing(key.cell, best),
-            fresh=shop.task.options.fresh,
-        )
+        self._study = _open_study(shop, store, key, spaces, best, fresh=shop.task.options.fresh)
 
     def run(self, share_s: float) -> _Outcome:
         """Search until trials, configs, hope or time run out, then screen."""
@@ -171,7 +171,7 @@ class _KeySearch:
         shop = self._shop
         chosen = {p.number: shop.introduce(self._owner[p.template], p.template, dict(p.config)) for p in proposals}
         unknown = [c for c in chosen.values() if self._known(c) is None]
-        built = _build(shop, self._owner, unknown)
+        built = _build(shop, self._ahead, self._owner, unknown)
         for proposal in proposals:
             candidate = chosen[proposal.number]
             over = time.monotonic() >= ends and (bool(self._study.finished) or not shop.time_left())
@@ -235,7 +235,7 @@ class _KeySearch:
         passed: dict[str, tuple[str, float]] = {}
         for trial in self._study.best(len(self._study.finished)):
             candidate = shop.introduce(self._owner[trial.template], trial.template, dict(trial.config))
-            artifact = _build(shop, self._owner, [candidate])[candidate.digest]
+            artifact = _build(shop, self._ahead, self._owner, [candidate])[candidate.digest]
             if isinstance(artifact, Artifact) and trial.value is not None:
                 passed.setdefault(artifact.digest, (candidate.digest, trial.value))
         arms = tuple(Arm(str(key), key.screen_point, digest) for digest, _ in passed.values())
@@ -274,8 +274,83 @@ class _KeySearch:
         return tuple(finalists)
 
 
+def _ahead(shop: Shop, store: StudyStore, keys: Sequence[FeatureKey]) -> Ahead:
+    """Return the builds of this search, with what each key will ask for as far as nothing measured decides that."""
+    task, options = shop.task, shop.task.options
+    compilers = compilers_ahead(task.backends[0].target, shop.conditions.mode, options.jobs)
+    return Ahead(
+        task.definition,
+        _plans(shop, store, keys) if compilers else (),
+        jobs=options.jobs,
+        compilers=compilers,
+        timeout_s=lambda backend: shop.budget.deadline_s(compile_timeout_s(backend.name, options.timeout_s)),
+        may_begin=lambda: shop.budget.searchable() > 0,
+    )
+
+
+def _plans(shop: Shop, store: StudyStore, keys: Sequence[FeatureKey]) -> list[Plan]:
+    """Return the plan of each key: its design, but for its neighbour's best, without what the record knows.
+
+    Spaces are asked for and studies opened here and now: a backend may use the GPU for the one, which then measures
+    nothing yet, and the storage is for one thread.
+    """
+    recorded = shop.log.evaluations()
+    broken = _broken(recorded.values())
+    decided, done = shop.verdicts.decisions(), _recorded_finalists(shop)
+
+    def plan_of(key: FeatureKey) -> Plan:
+        if decide.covering(decided, key.cell) or str(key) in done:
+            return lambda: ()
+        owner, spaces = _spaces(shop, key)
+        # A fresh run forgets stored trials when the key's turn comes: its draws are those of a study without any.
+        study = _open_study(shop, None if shop.task.options.fresh else store, key, spaces, {}, fresh=False)
+
+        def asked() -> Iterator[tuple[Backend, Candidate]]:
+            for proposal in study.ask_batch(study.num_design):
+                backend = owner[proposal.template]
+                candidate = backend.candidate(shop.task.definition, proposal.template, dict(proposal.config))
+                if (str(key), candidate.digest) not in recorded and candidate.digest not in broken:
+                    yield backend, candidate
+
+        return asked
+
+    return [plan_of(key) for key in keys]
+
+
+def _spaces(shop: Shop, key: FeatureKey) -> tuple[dict[str, Backend], list[Space]]:
+    """Return the spaces of a key, and which backend each template belongs to."""
+    owner: dict[str, Backend] = {}
+    spaces: list[Space] = []
+    for backend in shop.task.backends:
+        for space in backend.spaces(shop.task.definition, key)[0]:
+            spaces.append(space)
+            owner[space.template] = backend
+    return owner, spaces
+
+
+def _open_study(
+    shop: Shop,
+    store: StudyStore | None,
+    key: FeatureKey,
+    spaces: Sequence[Space],
+    best: Mapping[Cell, Sequence[Trial]],
+    *,
+    fresh: bool,
+) -> KeyStudy:
+    return open_study(
+        store,
+        f"{shop.task.definition.name} {shop.log.definition} {shop.log.environment} {key}",
+        spaces,
+        seed=_key_seed(shop.task.options.seed, key),
+        trials=shop.task.trials,
+        warm_start=warm_start(key.cell, best),
+        trailing=trailing(key.cell, best),
+        fresh=fresh,
+    )
+
+
 def _build(
-    shop: Shop, owner: Mapping[str, Backend], candidates: Sequence[Candidate]
+    shop: Shop, ahead: Ahead, owner: Mapping[str, Backend], candidates: Sequence[Candidate]
 ) -> dict[str, Artifact | BuildFailure]:
     """Build what is not built yet, every compiler at once, and remember the artifacts."""
     results: dict[str, Artifact | BuildFailure] = {
@@ -285,12 +360,7 @@ def _build(
     for backend in {owner[c.template].name: owner[c.template] for c in missing}.values():
         mine = [c for c in missing if owner[c.template] is backend]
         with shop.spent("compile"):
-            results |= backend.build(
-                shop.task.definition,
-                mine,
-                timeout_s=shop.budget.deadline_s(compile_timeout_s(backend.name, shop.task.options.timeout_s)),
-                jobs=shop.task.options.jobs,
-            )
+            results |= ahead.build(backend, mine)
     shop.artifacts |= {digest: built for digest, built in results.items() if isinstance(built, Artifact)}
     return results
 
@@ -299,7 +369,7 @@ def _recorded_finalists(shop: Shop) -> dict[str, tuple[str, ...]]:
     return {value["key"]: tuple(value["candidates"]) for value in shop.verdicts.own("finalists")}
 
 
-def _with_artifacts(shop: Shop, explored: Sequence[Explored]) -> tuple[Explored, ...]:
+def _with_artifacts(shop: Shop, ahead: Ahead, explored: Sequence[Explored]) -> tuple[Explored, ...]:
     """Make sure that every finalist is built, also one that the record answered; a lost one is no finalist."""
     recorded = shop.log.candidates()
     owners = {backend.name: backend for backend in shop.task.backends}
@@ -314,7 +384,7 @@ def _with_artifacts(shop: Shop, explored: Sequence[Explored]) -> tuple[Explored,
             if candidate is None or candidate.backend not in owners:
                 continue
             shop.candidates[digest] = candidate
-            built = _build(shop, {candidate.template: owners[candidate.backend]}, [candidate])[digest]
+            built = _build(shop, ahead, {candidate.template: owners[candidate.backend]}, [candidate])[digest]
             if isinstance(built, Artifact):
                 finalists.append(digest)
         native_s = min(native.get(str(item.key), ()), default=0.0)

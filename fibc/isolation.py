@@ -208,6 +208,8 @@ from pathlib import Path  # noqa: E402
 from types import TracebackType  # noqa: E402
 from typing import IO, Self  # noqa: E402
 
+from fibc import leash  # noqa: E402
+
 TAIL_BYTES = 64 * 1024
 """Output kept of a stream: its end, where compilers and tracebacks say what went wrong."""
 
@@ -267,10 +269,14 @@ class Supervised:
             self._supervisor.wait(timeout_s)
         return self.poll()
 
+    def terminate(self) -> None:
+        """Have its supervisor kill it with everything below it, without waiting for that. Any thread may."""
+        self._supervisor.terminate()
+
     def stop(self) -> Completed:
         """Kill it with everything below it, and return how it ended."""
         if self._supervisor.poll() is None:
-            self._supervisor.terminate()
+            self.terminate()
             if self.wait(GRACE_S) is None:
                 self._supervisor.kill()
                 self._supervisor.wait()
@@ -352,6 +358,9 @@ def run(
         timeout_s: Seconds after which it is killed with everything below it.
         memory_bytes: Limit of each of its processes, see ``limit_resources``.
         stdin: What it reads; None is an empty input.
+
+    Raises:
+        CutError: If another thread cuts the leash that this one wears.
     """
     with contextlib.ExitStack() as stack:
         source = subprocess.DEVNULL
@@ -380,7 +389,7 @@ def run(
         finally:
             for write_fd in write_fds:
                 os.close(write_fd)
-        with supervised:
+        with supervised, leash.hold(supervised.terminate):
             stdout, stderr = _drain(streams, time.monotonic() + timeout_s + GRACE_S)
             ended = supervised.wait(GRACE_S) or supervised.stop()
         return Completed(ended.returncode, ended.signal, ended.timed_out, stdout, stderr)

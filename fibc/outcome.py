@@ -11,7 +11,7 @@ from fibc.records import RecordLog
 from fibc.runs import Member, Run
 from fibc.schema.decision import Comparison
 from fibc.schema.observed import Observed
-from fibc.schema.result import TuneResult
+from fibc.schema.result import BuildCounts, TuneResult
 from fibc.schema.table import DispatchTable
 from fibc.search.pruning import count_valid
 from fibc.shop import Shop
@@ -73,6 +73,7 @@ def nothing_kept(task: Task, layout: OutLayout, shop: Shop, stage_s: dict[str, f
         notes=[*notes, "interrupted before anything was decided; the trials are kept: run the same command to go on"],
         trials=_trials(shop.log),
         stage_s=stage_s,
+        builds=shop.builds,
         partial=True,
         interrupted=True,
     )
@@ -106,6 +107,7 @@ def finished(
         notes=[*notes, *cuts],
         trials=_trials(shop.log),
         stage_s=stage_s,
+        builds=shop.builds,
         partial=table.partial,
         interrupted=interrupted,
         observed=observed,
@@ -145,6 +147,7 @@ def _result(
     notes: list[str] | None = None,
     trials: dict[str, int] | None = None,
     stage_s: dict[str, float] | None = None,
+    builds: BuildCounts | None = None,
     plan: dict[str, int | float | str] | None = None,
     is_up_to_date: bool = False,
     partial: bool = False,
@@ -167,6 +170,7 @@ def _result(
         partial=partial or (table is not None and table.partial),
         interrupted=interrupted,
         observed=observed,
+        builds=builds or BuildCounts(),
         plan=plan or {},
     )
 

@@ -13,6 +13,7 @@ from fibc.records import RecordLog
 from fibc.schema.candidate import Artifact, Candidate, ConfigValue
 from fibc.schema.decision import Conditions
 from fibc.schema.evaluation import SessionSamples
+from fibc.schema.result import BuildCounts
 from fibc.schema.sanitized import Sanitized
 from fibc.search.budget import Budget
 from fibc.stopwatch import Stopwatch
@@ -33,6 +34,7 @@ class Shop:
         sustained: How winners did alone for long, by the digest of the binary and the size's power of 16.
         sanitized: What a sanitizer found, by the digest of the binary.
         spent: What the search took: ``compile``, ``validate``, ``screen``.
+        builds: How the search came by it.
     """
 
     task: Task
@@ -47,6 +49,7 @@ class Shop:
     sanitized: dict[str, Sanitized] = field(default_factory=dict)
     sustained: dict[tuple[str, int], Sustained | ArmFailed] = field(default_factory=dict)
     spent: Stopwatch = field(default_factory=Stopwatch)
+    builds: BuildCounts = field(default_factory=BuildCounts)
 
     def time_left(self) -> bool:
         return not self.budget.expired()

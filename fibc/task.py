@@ -13,7 +13,7 @@ from fibc.backends import native as native_kernels
 from fibc.backends.base import Backend
 from fibc.backends.compiled import CompiledBackend
 from fibc.backends.compiled_store import CompiledStore
-from fibc.backends.registry import DEFAULTS, NAMES, make_backends
+from fibc.backends.registry import DEFAULTS, LIBRARIES, NAMES, make_backends
 from fibc.cache import Cache
 from fibc.environment import Environment, detect
 from fibc.errors import InputError, ToolchainError
@@ -285,7 +285,8 @@ def _over_store(
 ) -> tuple[tuple[Backend, ...], tuple[str, ...]]:
     """Return the backends, those that have compiled candidates over the store, and what the user must read of it.
 
-    A backend whose compiler is not here searches only inside what was compiled; so do all where ``only`` is asked.
+    A backend whose compiler is not here searches only inside what was compiled; so do all where ``only`` is asked, but
+    for a library's: what its algorithms take to build is a launcher, and only the device knows which they are.
 
     Raises:
         InputError: If only what was compiled shall be searched, and nothing was.
@@ -295,7 +296,7 @@ def _over_store(
     for backend in backends:
         index = store.index(definition, backend.name, str(backend.target))
         if index is None:
-            if only:
+            if only and backend.name not in LIBRARIES:
                 notes.append(f"{backend.name}: nothing was compiled for {backend.target}, and nothing is searched")
             else:
                 over.append(backend)
@@ -306,7 +307,7 @@ def _over_store(
         if held:
             why = f"as there is no compiler here ({lacking})" if lacking else "as --compiled-only asks"
             notes.append(f"{backend.name}: searches only the {len(index.compiled)} candidates in {store.root}, {why}")
-    if not over:
+    if only and not any(isinstance(backend, CompiledBackend) for backend in over):
         raise InputError(
             f"--compiled-only: needs candidates compiled for {definition.name}, {store.root} has none of "
             f"{', '.join(f'{backend.name} for {backend.target}' for backend in backends)} "

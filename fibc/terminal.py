@@ -258,6 +258,13 @@ def _print_counts(console: Console, result: TuneResult) -> None:
         console.print(f"time      {stages}", highlight=False)
     if result.observed is not None:
         console.print(f"gpu       {result.observed}", highlight=False, markup=False, soft_wrap=True)
+    builds = result.builds
+    if ahead := builds.ready + builds.awaited:
+        console.print(
+            f"builds    {ahead} of {ahead + builds.built} ahead, {builds.awaited} of them waited for; "
+            f"the search waited {builds.waited_s:.0f} s for compilers",
+            highlight=False,
+        )
 
 
 def _print_plan(console: Console, result: TuneResult) -> None:

@@ -6,7 +6,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -358,6 +359,20 @@ def test_equal_kernels_are_compiled_once_and_answered_from_the_cache(
     assert (tmp_path / "calls").read_text() == "call\n" * 2
 
 
+def test_threads_that_want_the_same_kernels_at_once_compile_each_once(
+    tmp_path: Path, compiler: Callable[[str], KernelCompiler]
+) -> None:
+    nvcc, cache = compiler('sleep 0.3; cp "$in" "$out"'), Cache(tmp_path / "cache")
+
+    def build(texts: Sequence[str]) -> dict[str, bytes | BuildFailure]:
+        return compile_kernels(texts, nvcc, cache=cache, timeout_s=60, jobs=2)
+
+    with ThreadPoolExecutor(3) as threads:
+        one, other, third = threads.map(build, (["a", "b"], ["b", "c"], ["c", "a"]))
+    assert (one, other, third) == ({"a": b"a", "b": b"b"}, {"b": b"b", "c": b"c"}, {"a": b"a", "c": b"c"})
+    assert (tmp_path / "calls").read_text() == "call\n" * 3
+
+
 def test_names_made_of_a_path_are_made_alike() -> None:
     name = b"_ZN39_INTERNAL_8d9e3533_9_kernel_cu_2563e14c4cuda3std3__45__cpo5beginE\0x\0"
     assert without_paths(name) == name.replace(b"8d9e3533", b"00000000")
@@ -411,8 +426,8 @@ def test_compilers_run_side_by_side_as_memory_allows(
 
     monkeypatch.setattr(
         cutlass_compile,
-        "jobs_that_fit",
-        lambda count, each: memory.jobs_that_fit(count, each, meminfo=meminfo, cgroup=tmp_path / "none"),
+        "room",
+        lambda count, each: memory.room(count, each, meminfo=meminfo, cgroup=tmp_path / "none"),
     )
     monkeypatch.setattr(isolation, "run", recording_run)
     compile_kernels(["x"], compiler('cp "$in" "$out"'), cache=Cache(tmp_path / "cache"), timeout_s=60, jobs=jobs)

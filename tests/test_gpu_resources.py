@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fibc.backends.cubin import read_kernel
-from fibc.backends.memory import jobs_that_fit
+from fibc.backends.memory import jobs_that_fit, room
 from fibc.backends.resources import blocks_per_sm, shortage
 from fibc.errors import BuildError
 from fibc.schema.arch import ARCHES, arch
@@ -90,3 +90,17 @@ def test_as_many_compilers_run_as_memory_holds(
 
 def test_unknown_memory_is_no_limit(tmp_path: Path) -> None:
     assert jobs_that_fit(16, 1 << 30, meminfo=tmp_path / "none", cgroup=tmp_path) == 16
+
+
+def test_compilers_of_two_threads_share_the_memory_that_is_free(tmp_path: Path) -> None:
+    meminfo, none = tmp_path / "meminfo", tmp_path / "none"
+    meminfo.write_text(f"MemAvailable: {10 << 20} kB\n")
+    with (
+        room(6, 1 << 30, meminfo=meminfo, cgroup=none) as first,
+        room(6, 1 << 30, meminfo=meminfo, cgroup=none) as other,
+    ):
+        assert (first, other) == (6, 4)
+        with room(6, 1 << 30, meminfo=meminfo, cgroup=none) as third:
+            assert third == 1
+    with room(6, 1 << 30, meminfo=meminfo, cgroup=none) as again:
+        assert again == 6

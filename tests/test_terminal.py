@@ -10,6 +10,7 @@ from rich.console import Console
 
 from fibc import terminal
 from fibc.explain import CallExplained
+from fibc.schema.result import BuildCounts, SetSizes, TuneResult
 from fibc.schema.silicon import CudaValidity
 from fibc.schema.table import DispatchTable
 
@@ -55,3 +56,18 @@ def test_a_call_says_which_library_answers_it() -> None:
         Console(file=text), CallExplained({"M": 4}, "gemm/cublaslt(...)", "hit", None, "cuBLASLt 13.0.2")
     )
     assert "calls   cuBLASLt 13.0.2\n" in text.getvalue()
+
+
+def test_a_run_says_how_long_its_search_waited_for_compilers_where_some_worked_ahead() -> None:
+    def printed(builds: BuildCounts) -> str:
+        text = io.StringIO()
+        sets = SetSizes(tune=1, boundary=0, test=0, skipped=0, traffic_weighted=False, synthetic=False)
+        result = TuneResult(
+            "toy", "", "", toys.gemm_table(), (), (), (), sets, {"PASSED": 50}, {"search": 44.0}, (), builds=builds
+        )
+        terminal.print_result(Console(file=text, width=200), result)
+        return text.getvalue()
+
+    beside = printed(BuildCounts(waited_s=6.4, ready=40, awaited=4, built=6))
+    assert "44 of 50 ahead, 4 of them waited for; the search waited 6 s for compilers" in beside
+    assert "ahead" not in printed(BuildCounts(waited_s=60.0, built=50))

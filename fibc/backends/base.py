@@ -45,6 +45,8 @@ class Backend(Protocol):
         * ``build`` may be called again with the same candidates: it answers from its cache. It never raises for a
           candidate's fault (that is a BuildFailure) and raises ``ToolchainError`` where nothing can be built at all.
         * ``build`` runs compilers in child processes with a deadline each, and leaves none behind.
+        * Two threads may call ``candidate`` and ``build`` at once, with the same candidates too. A thread that wears a
+          ``Leash`` has what ``build`` runs ended by it, and gets ``CutError``.
         * Artifacts belong to the backend's cache and stay valid while its directory exists.
     """
 

@@ -15,7 +15,8 @@ import fibc
 from fibc import isolation
 from fibc.backends.base import BuildFailure
 from fibc.backends.build import LOG_CHARS, words
-from fibc.backends.memory import jobs_that_fit
+from fibc.backends.memory import room
+from fibc.backends.once import Once
 from fibc.cache import Cache
 from fibc.cuda_toolchain import CudaToolchain
 from fibc.errors import BuildError
@@ -39,6 +40,8 @@ TYPICAL_MEMORY_BYTES = 3500 << 20
 """What the compilation of a kernel of the collective builder really takes, for the number of them at a time."""
 
 _KIND = "cubins"
+
+_UNDER_WAY = Once()
 
 _PATH_HASH = re.compile(rb"(_INTERNAL_|_GLOBAL__N__)[0-9a-f]{8}(?=_)")
 """In names of symbols with internal linkage: what nvcc makes of the source's absolute path."""
@@ -99,16 +102,20 @@ def compile_kernels(
         BuildError: If ninja itself fails.
     """
     results: dict[str, bytes | BuildFailure] = {}
-    missing: dict[str, str] = {}
-    for text in dict.fromkeys(texts):
-        digest = compiler.digest(text)
-        known = cache.get_bytes(_KIND, digest, ".cubin")
-        if known is None:
-            missing[text] = digest
-        else:
-            results[text] = known
-    if missing:
-        results |= _compile(missing, compiler, cache, timeout_s, jobs_that_fit(jobs, TYPICAL_MEMORY_BYTES))
+    left = {compiler.digest(text): text for text in texts}
+    while left:
+        with _UNDER_WAY.claim(left.keys()) as mine:  # candidates share kernels, and threads may build candidates
+            missing: dict[str, str] = {}
+            for digest in [digest for digest in left if digest in mine]:
+                text = left.pop(digest)
+                known = cache.get_bytes(_KIND, digest, ".cubin")
+                if known is None:
+                    missing[text] = digest
+                else:
+                    results[text] = known
+            if missing:
+                with room(jobs, TYPICAL_MEMORY_BYTES) as fit:
+                    results |= _compile(missing, compiler, cache, timeout_s, fit)
     return results
 
 

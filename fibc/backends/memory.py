@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
+
+_lock = threading.Lock()
+_held_bytes: list[int] = []
+"""What compilers of this process were allowed to take. Those that have taken it count twice: it is free no more."""
 
 
 def total_bytes(*, cgroup: Path = CGROUP) -> int:
@@ -18,16 +24,32 @@ def total_bytes(*, cgroup: Path = CGROUP) -> int:
     return total
 
 
-def jobs_that_fit(jobs: int, bytes_each: int, *, meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
+@contextlib.contextmanager
+def room(jobs: int, bytes_each: int, *, meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> Iterator[int]:
+    """Hold memory for compilers while the block runs; it gets how many fit beside those of other threads, see below."""
+    with _lock:
+        num = jobs_that_fit(jobs, bytes_each, held_bytes=sum(_held_bytes), meminfo=meminfo, cgroup=cgroup)
+        _held_bytes.append(num * bytes_each)
+    try:
+        yield num
+    finally:
+        with _lock:
+            _held_bytes.remove(num * bytes_each)
+
+
+def jobs_that_fit(
+    jobs: int, bytes_each: int, *, held_bytes: int = 0, meminfo: Path = MEMINFO, cgroup: Path = CGROUP
+) -> int:
     """Return how many of ``jobs`` compilers run side by side without more memory than is free; at least 1.
 
     Args:
         bytes_each: What one compiler needs.
+        held_bytes: Of what is free, for others.
         meminfo: A file like ``/proc/meminfo``. Where it cannot be read, memory is no limit.
         cgroup: The root of this process's cgroup v2 tree; a limit of the container counts as well.
     """
     free = min((size for size in (_available(meminfo), _left_in_cgroup(cgroup)) if size is not None), default=None)
-    return jobs if free is None else max(1, min(jobs, free // bytes_each))
+    return jobs if free is None else max(1, min(jobs, (free - held_bytes) // bytes_each))
 
 
 def _available(meminfo: Path) -> int | None:

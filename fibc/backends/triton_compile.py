@@ -19,7 +19,8 @@ from typing import Any
 from fibc import isolation
 from fibc.backends.base import BuildFailure
 from fibc.backends.build import LOG_CHARS
-from fibc.backends.memory import jobs_that_fit
+from fibc.backends.memory import room
+from fibc.backends.once import Once
 from fibc.cache import Cache
 from fibc.errors import BuildError, ToolchainError
 from fibc.schema.digest import digest_json
@@ -41,6 +42,8 @@ _START_S = 60.0
 """What the child's start may take: the import of Triton from a cold disk."""
 
 _KIND = "cubins"
+
+_UNDER_WAY = Once()
 
 _SCRUBBED = ("TRITON_", "PTXAS_", "DISABLE_PTXAS", "NVPTX_", "LLVM_", "MLIR_", "USE_IR_LOC")
 """Beginnings of environment variables that change what Triton compiles: the child gets none of a user's."""
@@ -150,15 +153,20 @@ def compile_kernels(
     """
     digests = {key: source.digest(toolchain) for key, source in sources.items()}
     by_digest: dict[str, Compiled | BuildFailure] = {}
-    missing: dict[str, KernelSource] = {}
-    for key, digest in digests.items():
-        known = _cached(digest, cache)
-        if known is None:
-            missing[digest] = sources[key]
-        else:
-            by_digest[digest] = known
-    if missing:
-        by_digest |= _compile(missing, cache, timeout_s, jobs_that_fit(jobs, TYPICAL_MEMORY_BYTES))
+    left = {digest: sources[key] for key, digest in digests.items()}
+    while left:
+        with _UNDER_WAY.claim(left.keys()) as mine:  # candidates share kernels, and threads may build candidates
+            missing: dict[str, KernelSource] = {}
+            for digest in [digest for digest in left if digest in mine]:
+                source = left.pop(digest)
+                known = _cached(digest, cache)
+                if known is None:
+                    missing[digest] = source
+                else:
+                    by_digest[digest] = known
+            if missing:
+                with room(jobs, TYPICAL_MEMORY_BYTES) as fit:
+                    by_digest |= _compile(missing, cache, timeout_s, fit)
     return {key: by_digest[digest] for key, digest in digests.items()}
 
 

@@ -23,6 +23,23 @@ class SetSizes:
 
 
 @dataclass(frozen=True)
+class BuildCounts:
+    """How a search came by its builds.
+
+    Attributes:
+        waited_s: Seconds for which the search waited for compilers, part of its wall time.
+        ready: Builds that were done when they were asked for, compiled beside the measurement of others.
+        awaited: Builds that were under way.
+        built: Builds that began when they were asked for; those in the cache are among them.
+    """
+
+    waited_s: float = 0.0
+    ready: int = 0
+    awaited: int = 0
+    built: int = 0
+
+
+@dataclass(frozen=True)
 class TuneResult:
     """The outcome of a run, printable and JSON-able.
 
@@ -42,6 +59,7 @@ class TuneResult:
         partial: The budget ended first, or the user interrupted.
         interrupted: Ctrl-C ended the run.
         observed: What was seen of the GPU while pairs were timed; None on a CPU, and where nothing was.
+        builds: How the search came by its builds.
         plan: What a dry run would do; empty otherwise.
     """
 
@@ -60,6 +78,7 @@ class TuneResult:
     partial: bool = False
     interrupted: bool = False
     observed: Observed | None = None
+    builds: BuildCounts = BuildCounts()
     plan: Mapping[str, int | float | str] = field(default_factory=dict)
 
 
