@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -95,7 +95,20 @@ def place(inputs: Mapping[str, Value], layout: Layout = buffers.contiguous) -> d
 class Judge:
     """Runs cases and keeps the worst that was seen."""
 
-    def __init__(self, definition: Definition, spec: CallSpec, kernel: Kernel, guards: Guards) -> None:
+    def __init__(
+        self,
+        definition: Definition,
+        spec: CallSpec,
+        kernel: Kernel,
+        guards: Guards,
+        filled: Callable[[], AbstractContextManager[None]] | None = None,
+    ) -> None:
+        """Prepare; nothing is called.
+
+        Args:
+            filled: Within it what the kernel allocates by value is filled; by default ``filled_allocations``.
+        """
+        self._filled = filled or filled_allocations
         self._definition = definition
         self._spec = spec
         self._kernel = kernel
@@ -211,7 +224,7 @@ class Judge:
     def _by_value(self, case: Case, first: Sequence[Tensor]) -> Validation | None:
         """Call by value, into memory that shows where it was not written."""
         self._restore(case)
-        with filled_allocations():
+        with self._filled():
             result = self._kernel(*case.arguments())
         outputs = check.as_outputs(self._definition, result)
         if self._deterministic and all(same_bits(a, b) for a, b in zip(first, outputs, strict=True)):
@@ -254,14 +267,15 @@ def filled_allocations() -> Iterator[None]:
     Memory that is handed out again may hold a right answer: of the reference, or of the kernel's earlier call. Which
     block comes is the allocator's business, so that freeing a poisoned one before is no protection.
     """
-    mode, fills = torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory
+    settings: Any = torch.utils.deterministic  # torch declares no type
+    mode, fills = torch.get_deterministic_debug_mode(), settings.fill_uninitialized_memory
     torch.set_deterministic_debug_mode("warn")
-    torch.utils.deterministic.fill_uninitialized_memory = True
+    settings.fill_uninitialized_memory = True
     try:
         yield
     finally:
         torch.set_deterministic_debug_mode(mode)
-        torch.utils.deterministic.fill_uninitialized_memory = fills
+        settings.fill_uninitialized_memory = fills
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

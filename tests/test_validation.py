@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -130,12 +131,13 @@ def test_left_over_memory_is_caught_even_where_it_holds_the_right_answer() -> No
 
 
 def test_what_is_allocated_is_filled_only_inside_and_as_before_after_an_error() -> None:
-    before = torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory
+    settings: Any = torch.utils.deterministic  # torch declares no type
+    before = torch.get_deterministic_debug_mode(), settings.fill_uninitialized_memory
     with pytest.raises(ValueError, match="a kernel's"), filled_allocations():
         assert torch.empty(3).isnan().all()
         assert torch.empty(3, dtype=torch.int32).eq(torch.iinfo(torch.int32).max).all()
         raise ValueError("a kernel's")
-    assert before == (torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory)
+    assert before == (torch.get_deterministic_debug_mode(), settings.fill_uninitialized_memory)
 
 
 def test_same_bits_tells_zeros_apart_and_knows_a_nan_again() -> None:
