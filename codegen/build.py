@@ -10,7 +10,7 @@ from pathlib import Path
 import fibc
 from fibc.cache import Cache
 from fibc.codegen import compile as cxx
-from fibc.codegen import package
+from fibc.codegen import harness, package
 from fibc.codegen.emit import Sources, emit
 from fibc.errors import BuildError
 from fibc.schema import codec
@@ -19,6 +19,20 @@ from fibc.schema.table import DispatchTable
 
 CARRIED = tuple(Path(fibc.__path__[0]) / "runtime" / name for name in ("surface.py", "custom_op.py"))
 """Modules of fibc that every package carries a copy of."""
+
+
+def prepare(cache: Cache) -> Path:
+    """Compile what every module needs, whatever its table, while the harness is built; return the harness.
+
+    Raises:
+        BuildError: If something does not compile.
+        ToolchainError: If the compiler or Python's headers are missing.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        entry = pool.submit(cxx.compile_entry, "module", cache)
+        built = harness.build(cache)
+        entry.result()
+    return built
 
 
 def build(table: DispatchTable, objects: Mapping[str, Path], target: Path, cache: Cache) -> Path:

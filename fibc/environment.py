@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 from collections.abc import Mapping
@@ -133,6 +134,14 @@ def detect(
         },
         gpu=gpu,
     )
+
+
+def memory_bytes() -> int:
+    """Return the memory of this machine, or of its container where that has less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError):
+        return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return total
 
 
 def _read_cpuinfo(path: Path) -> tuple[str, frozenset[str]]:

@@ -128,10 +128,7 @@ def build_units(
             (work / unit.digest / "kernel.cpp").write_text(unit.source, encoding="utf-8")
         every = [*COMPILE_FLAGS, *flags]
         if prelude:
-            header = precompiled(
-                prelude, toolchain, every, cache, timeout_s=timeout_s, memory_bytes=COMPILE_MEMORY_BYTES
-            )
-            every += ["-include", str(header)]
+            every += ["-include", str(precompiled(prelude, toolchain, every, cache))]
         (work / "build.sh").write_text(script_text(toolchain, flags=every, include=include), encoding="utf-8")
         (work / "build.ninja").write_text(ninja_text(missing, timeout_s=timeout_s), encoding="utf-8")
         rounds = math.ceil(len(missing) / jobs)

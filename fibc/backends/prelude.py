@@ -16,13 +16,15 @@ _log = logging.getLogger("fibc.backends.prelude")
 
 _KIND = "prelude"
 
+_TIMEOUT_S = 60.0
+_MEMORY_BYTES = 4 << 30
+"""It takes 0.6 s and 0.1 GB (g++ 12.2)."""
+
 _known: dict[Path, None] = {}
 """Headers whose precompiled form this process has made or read: 27 MB each, whose sum is checked once."""
 
 
-def precompiled(
-    text: str, toolchain: Toolchain, flags: Sequence[str], cache: Cache, *, timeout_s: float, memory_bytes: int
-) -> Path:
+def precompiled(text: str, toolchain: Toolchain, flags: Sequence[str], cache: Cache) -> Path:
     """Return a header of ``text`` to ``-include``, with its precompiled form beside it where the compiler takes one.
 
     A compiler passes over a form that does not suit its flags, and reads the header: the result is the same, later.
@@ -41,8 +43,8 @@ def precompiled(
         made = Path(name) / "prelude.h.gch"
         done = isolation.run(
             [toolchain.cxx, *flags, "-x", "c++-header", header, "-o", made],
-            timeout_s=timeout_s,
-            memory_bytes=memory_bytes,
+            timeout_s=_TIMEOUT_S,
+            memory_bytes=_MEMORY_BYTES,
         )
         if done.ok and made.is_file():
             cache.put_file(_KIND, digest, ".h.gch", made)
