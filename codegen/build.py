@@ -13,7 +13,7 @@ from typing import Any
 import fibc
 from fibc.cache import Cache
 from fibc.codegen import compile as cxx
-from fibc.codegen import package
+from fibc.codegen import harness, package
 from fibc.codegen.emit import Sources, emit
 from fibc.codegen.generations import collect
 from fibc.errors import BuildError
@@ -28,6 +28,20 @@ CARRIED = tuple(Path(fibc.__path__[0]) / "runtime" / name for name in ("surface.
 
 KEPT_GENERATIONS = 8
 """A week of nights and the one that serves; a generation takes about 1 MB. ``fibc gc`` keeps fewer."""
+
+
+def prepare(cache: Cache) -> Path:
+    """Compile what every module needs, whatever its table, while the harness is built; return the harness.
+
+    Raises:
+        BuildError: If something does not compile.
+        ToolchainError: If the compiler or Python's headers are missing.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        entry = pool.submit(cxx.compile_entry, "module", cache)
+        built = harness.build(cache)
+        entry.result()
+    return built
 
 
 def build(

@@ -15,6 +15,7 @@ MODULE = "_harness"
   ``cuda`` (the current GPU) or ``cuda:1``, which is prepared: a callable that runs by value, with a method ``run_out``;
 * ``time_calls(callable, calls, start, inner)``: host seconds per call;
 * ``call_many(callable, calls, start, inner)``: the same loop without a clock, for timers that stand around it;
+* ``fill_allocations(fills)``: whether outputs by value come filled, where torch is asked to fill what it allocates;
 * ``set_num_threads(num_threads)``."""
 
 

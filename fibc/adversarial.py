@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import torch
 
@@ -21,6 +21,7 @@ def adversarial_cases(
     activations: Sequence[str],
     typical: Mapping[str, float],
     generator: torch.Generator,
+    wanted: Collection[str] | None = None,
 ) -> Cases:
     """Yield the name of a case and the tensors that it changes.
 
@@ -37,19 +38,26 @@ def adversarial_cases(
         activations: Those of ``dense`` whose magnitude may change.
         typical: Magnitude of each of ``dense``.
         generator: Of the device that ``dense`` is on.
+        wanted: Cases to make; None is all.
     """
     if not activations:
         return
-    yield "all_equal", {name: torch.full_like(value, typical[name]) for name, value in dense.items()}
-    yield "huge", {name: _scaled(dense[name], _huge(dense[name].dtype)) for name in activations}
-    yield "tiny", {name: _scaled(dense[name], _tiny(dense[name].dtype)) for name in activations}
-    yield "cancelling", _cancelling(dense, activations)
-    yield "one_hot_row", {name: _one_hot_row(dense[name]) for name in activations}
-    yield "denormals", {name: _denormals(dense[name], generator) for name in activations}
     first = activations[0]
-    for label, value in (("nan", math.nan), ("inf", math.inf)):
-        if _represents(dense[first].dtype, value):
-            yield label, {first: _planted(dense[first], value)}
+    cases: dict[str, Callable[[], dict[str, torch.Tensor]]] = {
+        "all_equal": lambda: {name: torch.full_like(value, typical[name]) for name, value in dense.items()},
+        "huge": lambda: {name: _scaled(dense[name], _huge(dense[name].dtype)) for name in activations},
+        "tiny": lambda: {name: _scaled(dense[name], _tiny(dense[name].dtype)) for name in activations},
+        "cancelling": lambda: _cancelling(dense, activations),
+        "one_hot_row": lambda: {name: _one_hot_row(dense[name]) for name in activations},
+        "denormals": lambda: {name: _denormals(dense[name], generator) for name in activations},
+    }
+    if _represents(dense[first].dtype, math.nan):
+        cases["nan"] = lambda: {first: _planted(dense[first], math.nan)}
+    if _represents(dense[first].dtype, math.inf):
+        cases["inf"] = lambda: {first: _planted(dense[first], math.inf)}
+    for label, make in cases.items():
+        if wanted is None or label in wanted:
+            yield label, make()
 
 
 def _huge(dtype: torch.dtype) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,47 +9,26 @@ import torch
 from torch import Tensor
 
 from fibc import buffers, inputs
-from fibc.bound import reduction_length
 from fibc.buffers import Buffer
 from fibc.calls import Value
 from fibc.schema.definition import Definition
 from fibc.schema.feature import Point
 from fibc.schema.workload import Workload
+from fibc.stand_in import HEAVY, num_terms
 from fibc.validation import SMALL_BYTES, place
 
 CASES = ("trial", "points", "adversarial")
 """What can be drafted. ``trial``: dense at every point, a few adversarial inputs and one layout at the smallest; at a
 heavy smallest point one dense call. ``points``: dense at every point. ``adversarial``: everything at the smallest."""
 
-TERMS_OF_AN_ELEMENT = 1024
-"""Least reduction length in a call's terms: an element costs the comparison as much, whatever the operator."""
-
 TRIAL_CASES = frozenset({"one_hot_row", "nan"})
 """Adversarial cases of a trial: they leave weights alone, so that oracles share their upcast copies."""
 
 HEAVY_CASES = frozenset({"huge"})
-"""Adversarial cases of a finalist at a heavy point; at a light one it meets all of them."""
+"""Adversarial cases of a finalist at a heavy point that nothing stands in for; at a light one it meets all of them."""
 
 TRIAL_LAYOUTS = ("row-sliced",)
 """Layouts of a trial: the one that a variant is most likely to take and to get wrong."""
-
-
-@dataclass(frozen=True)
-class Heavy:
-    """From how many terms (output elements times reduction length) on a call is heavy, and meets fewer cases.
-
-    Attributes:
-        finalist_terms: For a finalist.
-        trial_terms: For a trial, of which there are many.
-    """
-
-    finalist_terms: int
-    trial_terms: int
-
-
-HEAVY: Mapping[str, Heavy] = {"cpu": Heavy(1 << 33, 1 << 31), "cuda": Heavy(1 << 40, 1 << 38)}
-"""By the kind of device. On two cores 2^33 terms are 0.2 s of a float32 oracle, and comparing 2^19 elements in five
-cases takes longer than timing the candidate. A GPU that makes 40 TFLOP/s in float64 needs 0.06 s for 2^40."""
 
 
 @dataclass(frozen=True)
@@ -120,21 +98,14 @@ class Drafter:
 
     def _adversarial(self, low: Point, wanted: frozenset[str] | None) -> Iterator[Draft]:
         """Yield the adversarial calls ``wanted``, all where it is None."""
-        left = set(wanted or ())
         workload = self._workloads.get(low.workload)
         axes = dict(low.axes)
-        for name, values in inputs.adversarial(self._definition, axes, self._seed, workload, device=self._device):
-            if wanted is None or name in wanted:
-                yield self._draft(name, low, values)
-                left.discard(name)
-                if wanted is not None and not left:
-                    return  # the next ones cost as much to make as to run
+        made = inputs.adversarial(self._definition, axes, self._seed, workload, device=self._device, wanted=wanted)
+        for name, values in made:
+            yield self._draft(name, low, values)
 
     def _is_heavy(self, point: Point, heavy_terms: int) -> bool:
-        axes = dict(point.axes)
-        n = max(TERMS_OF_AN_ELEMENT, reduction_length(self._definition, axes, multi_affine=True))
-        shapes = (self._definition.shape_of(spec, axes) for spec in self._definition.outputs.values())
-        return n * sum(math.prod(shape or ()) for shape in shapes) >= heavy_terms
+        return num_terms(self._definition, point) >= heavy_terms
 
     def _is_random(self, point: Point) -> bool:
         """Return whether every floating-point input at ``point`` comes from the seed."""

@@ -19,7 +19,7 @@ from fibc.gpu_process import GpuProcess
 from fibc.process_bench import ArmPlan, Outcome, ProcessBench, ProcessSession, bind, run_sustained
 from fibc.processes import CpuProcesses, Processes
 from fibc.schema import codec
-from fibc.schema.candidate import NATIVE, Artifact, Candidate
+from fibc.schema.candidate import NATIVE, Artifact, Candidate, Guards
 from fibc.schema.definition import Definition
 from fibc.schema.evaluation import Arm, Correctness, Status
 from fibc.schema.feature import FeatureKey, Point
@@ -28,6 +28,7 @@ from fibc.schema.options import CPU_MODE, MODES
 from fibc.schema.silicon import Gpu
 from fibc.schema.table import CpuValidity, NativeSource
 from fibc.schema.workload import Workload
+from fibc.stand_in import HEAVY, recorded_values, stand_in, trial_points
 from fibc.sustained import Sustained
 from fibc.validation import Validation
 from fibc.worker import MALLOC_TUNABLES, Setup
@@ -100,6 +101,7 @@ class Evaluator:
         workloads: Iterable[Workload] = (),
         num_threads: int = 1,
         mode: str = "",
+        cache_share_bytes: int | None = None,
     ) -> None:
         """Prepare; nothing is started.
 
@@ -111,19 +113,21 @@ class Evaluator:
             workloads: Those that points name.
             num_threads: Of workers for a GPU.
             mode: How calls are timed, one of ``schema.options.MODES``; empty: the target's own.
+            cache_share_bytes: Of a CPU's last cache, what this machine can use (``fibc.cache_share``); None is all.
         """
         gpu = silicon if isinstance(silicon, Gpu) else None
         ram_bytes = total_bytes() if gpu is None else gpu.validity.memory_bytes
         cache_bytes = silicon.validity.l2_bytes if isinstance(silicon, Gpu) else silicon.l3_bytes
+        known = {workload.uuid: workload for workload in workloads}
         self._definition = definition
         self.timeout_s = timeout_s if gpu is None else min(timeout_s, GPU_TIMEOUT_S)
         self._setup = Setup(
             definition=definition.to_json(),
             native_source=native.source,
             harness_path=str(harness_path),
-            workloads={workload.uuid: (workload.to_json(), workload.root) for workload in workloads},
+            workloads={uuid: (workload.to_json(), workload.root) for uuid, workload in known.items()},
             num_threads=num_threads if isinstance(silicon, Gpu) else silicon.num_threads,
-            num_copies=inputs.num_copies(definition, cache_bytes, ram_bytes),
+            num_copies=inputs.num_copies(definition, cache_bytes, ram_bytes, cache_share_bytes),
             keep_bytes=int(ram_bytes * KEEP_FRACTION),
             data_bytes=min(DATA_BYTES, int(ram_bytes * DATA_FRACTION)),
             seed=seed,
@@ -134,7 +138,11 @@ class Evaluator:
         processes = CpuProcesses if gpu is None else GpuProcess
         self._processes: Processes = processes(definition.name, self._setup)
         self._epoch = self._processes.epoch
+        self._recorded = recorded_values(definition, known.values())
+        self._heavy = HEAVY[self._setup.device]
         self._prepared: dict[str, _Cases] = {}
+        self._held: Point | None = None
+        self._passed: dict[tuple[str, Guards, _Cases], Outcome] = {}
         self._survivors: set[tuple[str, int]] = set()
         self._inner: dict[Point, int] = {}
         self._deterministic: dict[str, bool] = {}
@@ -220,15 +228,17 @@ class Evaluator:
         """Validate a finalist: dense inputs at every point of the key, every adversarial input and layout at one.
 
         Adversarial inputs depend on a call's size only as kernels have a few ways through them, and bring large weights
-        of their own: they are tried once per binary and power of 16 of the size, at the first key's smallest point.
+        of their own: they are tried once per binary and power of 16 of the size, at the first key's smallest point, or
+        what stands in for it.
         """
-        low = min(key.points, key=_size)
-        decade = int(math.log2(_size(low))) // 4
+        low = min(key.points, key=Point.size)
+        light = stand_in(self._definition, low, self._heavy.finalist_terms, self._recorded)
+        decade = int(math.log2(light.size())) // 4
         hard = f"adversarial {decade}"
         if (artifact.digest, decade) not in self._survivors:
             known = self._prepared.get(hard)
-            self._prepare(hard, known.points if known else (low,), "adversarial")
-            outcome = self._judge(candidate, artifact, low, hard)
+            self._prepare(hard, known.points if known else (light,), "adversarial")
+            outcome = self._judge(candidate, artifact, light, hard)
             if outcome.status is not Status.PASSED:
                 return outcome
             self._survivors.add((artifact.digest, decade))
@@ -253,12 +263,20 @@ class Evaluator:
         return replace(plan, deterministic=outcome.correctness.deterministic)
 
     def _validated(self, plan: ArmPlan, cases: str) -> tuple[Outcome, Child | None]:
-        """Return the outcome, and the child that still holds the candidate where it passed."""
+        """Return the outcome, and the child that still holds the candidate where it passed.
+
+        A binary that passed the same cases of a trial before, at another key, is not judged on them again.
+        """
+        assert plan.artifact is not None
         wanted = self._prepared[cases]
+        same = plan.artifact.digest, plan.artifact.guards, wanted
+        known = None if plan.candidate in self.late_failures else self._passed.get(same)
         for attempt in (1, 2):
             child = self._judge_of(cases, wanted)
             try:
                 bind(child, 0, plan, self.timeout_s)
+                if known is not None:
+                    return known, child
                 reply = child.call("validate", self.timeout_s, arm=0, cases=cases)
             except ChildFailedError as error:
                 self._processes.condemn(child)
@@ -270,7 +288,10 @@ class Evaluator:
                 raise
             judged = codec.from_plain(Validation, reply)
             if judged.status is Status.PASSED:
-                return Outcome(Status.PASSED, "", judged.correctness), child
+                outcome = Outcome(Status.PASSED, "", judged.correctness)
+                if wanted.kind == "trial":
+                    self._passed[same] = outcome
+                return outcome, child
             log = "\n".join(filter(None, (judged.message, child.log_tail())))
             self._processes.condemn(child)
             return Outcome(judged.status, log, judged.correctness), None
@@ -346,10 +367,13 @@ class Evaluator:
     # Cases -----------------------------------------------------------------------------------------------------------
 
     def _prepare_trial(self, key: FeatureKey) -> None:
+        """Have the keeper hold the key's trial cases, and the inputs for timing its screening point."""
         screened = key.points[key.screen_point]
-        low = min(key.points, key=_size)
-        if self._prepare("trial", tuple(dict.fromkeys((low, screened))), "trial"):
+        points = trial_points(self._definition, key.points, screened, self._heavy.trial_terms, self._recorded)
+        self._prepare("trial", points, "trial")
+        if self._held != screened:
             self._processes.keeper().call("hold", START_TIMEOUT_S, point=codec.to_plain(screened))
+            self._held = screened
 
     def _prepare(self, name: str, points: Sequence[Point], kind: str) -> bool:
         """Have the keeper hold the cases ``name`` of ``points`` in place of earlier ones; False where it has them."""
@@ -365,6 +389,7 @@ class Evaluator:
         keeper = self._processes.keeper()
         if self._epoch != self._processes.epoch:
             self._prepared.clear()
+            self._held = None
             self._epoch = self._processes.epoch
         return keeper
 
@@ -377,7 +402,7 @@ class Evaluator:
 
     def _make(self, keeper: Child, name: str, wanted: _Cases) -> None:
         points = wanted.points
-        low = min(range(len(points)), key=lambda index: _size(points[index]))
+        low = min(range(len(points)), key=lambda index: points[index].size())
         try:
             natives = keeper.call(
                 "prepare",
@@ -394,10 +419,3 @@ class Evaluator:
         for native in natives:
             if native["status"] != Status.PASSED:
                 self._native_problems[f"native: {native['case']} at {native['point']}: {native['message']}"] = None
-
-
-def _size(point: Point) -> int:
-    size = 1
-    for _, value in point.axes:
-        size *= value
-    return size

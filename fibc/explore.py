@@ -26,10 +26,15 @@ from fibc.search.warm import trailing, warm_start
 from fibc.settings import compile_timeout_s
 from fibc.shop import Shop
 
-HEAVY_TRIAL_S = 1.0
-HEAVY_PART = 4
-"""A key whose shortest trial takes longer gets a quarter of the trials: its oracle takes as long again, and its
-neighbour's best configs, which come first, are close (two cores, M = 4096 of defs/gemm.json: 2 to 6 s a trial)."""
+LONG_TRIAL_S = 0.3
+LEAST_PART = 4
+"""Where a key's shortest trial takes longer, the key gets fewer trials in proportion, a quarter of them in any case:
+its neighbour's best configs come first and are close. Without it six keys of long calls of defs/gemm.json (0.03 to
+0.15 s a call) take half of the search."""
+
+PATIENCE_PART = 3
+"""A key is done when its design is, and a third of all trials found nothing faster: finalists are the best four, and
+what comes next is another of the configs that differ by less than a trial's noise."""
 
 STAYS_BROKEN = frozenset(
     {
@@ -188,8 +193,10 @@ class _KeySearch:
             value = measure.screen_value(evaluation.pairs) if evaluation.pairs else None
             self._study.tell(proposal.number, value, evaluation.status, evaluation.log)
         taken_s = [self._recorded[str(self._key), c.digest].duration_s for c in unknown if self._is_timed(c)]
-        if min(taken_s, default=0.0) > HEAVY_TRIAL_S:
-            self._study.limit(max(1, shop.task.trials // HEAVY_PART))
+        shortest_s = min(taken_s, default=0.0)
+        if shortest_s > LONG_TRIAL_S:
+            trials = shop.task.trials
+            self._study.limit(max(1, trials // LEAST_PART, int(trials * LONG_TRIAL_S / shortest_s)))
 
     def _is_timed(self, candidate: Candidate) -> bool:
         evaluation = self._recorded.get((str(self._key), candidate.digest))
@@ -346,6 +353,7 @@ def _open_study(
         warm_start=warm_start(key.cell, best),
         trailing=trailing(key.cell, best),
         fresh=fresh,
+        patience=math.ceil(shop.task.trials / PATIENCE_PART),
     )
 
 

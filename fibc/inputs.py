@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from safetensors import safe_open
@@ -111,12 +112,14 @@ def residency(definition: Definition) -> dict[str, str]:
     return {name: "cold" if _is_weight(definition, spec) else "hot" for name, spec in definition.inputs.items()}
 
 
-def num_copies(definition: Definition, cache_bytes: int, memory_bytes: int) -> int:
+def num_copies(definition: Definition, cache_bytes: int, memory_bytes: int, share_bytes: int | None = None) -> int:
     """Return how many copies of the cold inputs a rotation needs, at least 1 and at most ``MAX_COPIES``.
 
     Args:
         cache_bytes: Size of the last-level cache: a CPU's L3, a GPU's L2.
         memory_bytes: Memory of the machine or the GPU; copies take at most a quarter of it.
+        share_bytes: What this machine can use of the cache, measured; copies are then four times that, and no less than
+            the whole cache. None: all of it.
     """
     cold = residency(definition)
     bytes_of_one = sum(
@@ -126,7 +129,10 @@ def num_copies(definition: Definition, cache_bytes: int, memory_bytes: int) -> i
     )
     if bytes_of_one == 0:
         return 1
-    needed = -(-COLD_FACTOR * cache_bytes // bytes_of_one)
+    wanted = COLD_FACTOR * cache_bytes
+    if share_bytes is not None:
+        wanted = min(wanted, max(cache_bytes, COLD_FACTOR * share_bytes))
+    needed = -(-wanted // bytes_of_one)
     return max(1, min(needed, int(memory_bytes * MEMORY_FRACTION) // bytes_of_one, MAX_COPIES))
 
 
@@ -149,13 +155,14 @@ def adversarial(
     workload: Workload | None = None,
     *,
     device: torch.device | str = "cpu",
+    wanted: Collection[str] | None = None,
 ) -> Iterator[tuple[str, dict[str, Value]]]:
     """Yield named inputs that break kernels which ordinary inputs do not.
 
     The cases are those of ``fibc.adversarial``; the definition's reference says what is right.
 
-    Only dense floating-point inputs change, most of them only where an axis varies: probabilities stay such, indexes
-    stay valid. Tensors that a case leaves alone are shared between the cases.
+    Those ``wanted``, all where it is None. Only dense floating-point inputs change, most of them only where an axis
+    varies: probabilities stay such, indexes stay valid. Tensors that a case leaves alone are shared between the cases.
     """
     plain = make(definition, axes, seed, workload, device=device)
     sizes = {**definition.const_axes, **axes}
@@ -173,7 +180,7 @@ def adversarial(
         for name in dense
     }
     generator = torch.Generator(device).manual_seed(_derived_seed(f"{seed}:adversarial"))
-    for label, changed in adversarial_cases(dense, varying or list(dense), typical, generator):
+    for label, changed in adversarial_cases(dense, varying or list(dense), typical, generator, wanted):
         yield label, {**plain, **changed}
 
 
@@ -188,7 +195,7 @@ def _dense(
     dtype = torch_dtype(spec.dtype)
     num_elems = math.prod(shape)
     drawn = min(num_elems, BLOCK_ELEMS) if generator.device.type == "cpu" else num_elems
-    block = torch.randn(drawn, generator=generator, device=generator.device)
+    block = _standard_normal(drawn, generator)
     if dtype is torch.bool:
         block = block > 0
     elif name == "probs" and len(shape) == 2:
@@ -205,6 +212,20 @@ def _dense(
     else:
         block.mul_(_deviation(definition, name, sizes))
     return _tile(block.to(dtype), num_elems).view(shape)
+
+
+def _standard_normal(num: int, generator: torch.Generator) -> torch.Tensor:
+    """Return ``num`` values. On a CPU they begin a longer draw, which is kept: calls of other sizes begin alike."""
+    if generator.device.type != "cpu":
+        return torch.randn(num, generator=generator, device=generator.device)
+    drawn = min(BLOCK_ELEMS, 4 ** math.ceil(math.log(max(num, 1), 4)))
+    return _drawn(generator.initial_seed(), max(num, drawn))[:num].clone()
+
+
+@functools.lru_cache(maxsize=8)
+def _drawn(seed: int, num: int) -> torch.Tensor:
+    """Return values that nobody writes to; 4 MB each at most."""
+    return torch.randn(num, generator=torch.Generator().manual_seed(seed))
 
 
 def _tile(block: torch.Tensor, num_elems: int) -> torch.Tensor:

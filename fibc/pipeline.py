@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fibc import gate, outcome
+from fibc import cache_share, gate, outcome
 from fibc.backends.compiled_store import CompiledStore
 from fibc.cache import Cache
-from fibc.codegen import harness
+from fibc.codegen import build as modules
 from fibc.evaluate import Evaluator
 from fibc.explore import explore
 from fibc.gpu_lock import lock_device
@@ -165,12 +165,13 @@ def _work(task: Task, layout: OutLayout, cache: Cache, budget: Budget, progress:
             definition,
             task.native,
             task.environment.gpu or task.environment.cpu_validity(),
-            harness.build(cache),
+            modules.prepare(cache),
             timeout_s=options.timeout_s,
             seed=options.seed,
             workloads=task.workloads,
             num_threads=task.environment.num_threads,
             mode=task.mode,
+            cache_share_bytes=None if task.environment.gpu else cache_share.find(task.environment, cache),
         ) as evaluator,
     ):
         shop = Shop(task, evaluator, conditions_of(evaluator), budget, log, verdicts, progress)

@@ -25,6 +25,9 @@ from fibc.validation import same_bits
 SAMPLE_S = 100e-6
 """A native half on a CPU takes at least this long, so that a candidate five times faster still fills 20 us."""
 
+CERTAINTY = 10
+"""A call so many samples long is one, however badly its timing went."""
+
 MAX_INNER = 1000
 
 WARM_S = 0.002
@@ -49,6 +52,10 @@ class Harness(Protocol):
         ...
 
     def set_num_threads(self, num_threads: int) -> None: ...
+
+    def fill_allocations(self, fills: bool) -> None:
+        """Have outputs by value come filled, where torch is asked to fill what it allocates."""
+        ...
 
 
 class NativeFailedError(BrokenError):
@@ -115,8 +122,12 @@ class Meter(Protocol):
         """Return how many calls a half needs for every copy of the weights to be cold."""
         ...
 
-    def warm(self, half: Half) -> None:
-        """Make the calls after which nothing happens for the first time."""
+    def warm(self, half: Half, called_s: float = 0.0) -> None:
+        """Make the calls after which nothing happens for the first time.
+
+        Args:
+            called_s: Seconds of a call of the same side that has just been made here; 0 where there was none.
+        """
         ...
 
     def ready(self, half: Half, inner: int) -> None:
@@ -159,20 +170,26 @@ class HostMeter:
         """Return 1: the rotation goes on from half to half."""
         return 1
 
-    def warm(self, half: Half) -> None:
-        """Call twice, or once where that takes long."""
+    def warm(self, half: Half, called_s: float = 0.0) -> None:
+        """Call twice, or once where that takes long; a long call that has just been made is enough."""
         for _ in range(2):
+            if called_s >= WARM_S:
+                return
             began = time.monotonic()
             half.call(1)
-            if time.monotonic() - began >= WARM_S:
-                return
+            called_s = time.monotonic() - began
 
     def ready(self, half: Half, inner: int) -> None:
         """Nothing is to be done."""
 
     def estimate(self, half: Half, num_copies: int) -> float:
-        """Return the shortest of three calls."""
-        return min(half.call(1) for _ in range(3))
+        """Return the shortest of three calls, or the first one that a sample needs no second of."""
+        shortest = math.inf
+        for _ in range(3):
+            shortest = min(shortest, half.call(1))
+            if shortest > CERTAINTY * self.sample_s:
+                break
+        return shortest
 
     def time(self, half: Half, inner: int) -> float:
         """Return seconds per call."""
@@ -304,10 +321,10 @@ class Timer:
         native = self._half(harness, NATIVE, arm, self._native, place)
         candidate = self._half(harness, arm, arm, side.call, place)
         if arm not in place.first:
-            place.first[arm] = self._output(place, side)
+            place.first[arm], called_s = self._output(place, side)
             for half in self._rng.sample([native, candidate], 2) if not place.warm else [candidate]:
                 with _blaming(half):
-                    self._meter.warm(half)
+                    self._meter.warm(half, called_s if half is candidate else 0.0)
             place.warm = True
         return native, candidate
 
@@ -327,20 +344,25 @@ class Timer:
             self._meter.drop(old)
         return place
 
-    def _output(self, place: Place, side: Side) -> tuple[Tensor, ...]:
+    def _output(self, place: Place, side: Side) -> tuple[tuple[Tensor, ...], float]:
+        """Return copies of a call's outputs, and the seconds that it took on the host."""
         place.restore()
         with torch.no_grad():
-            outputs = as_outputs(self._definition, side.call(*place.calls[0]))
+            began = time.monotonic()
+            returned = side.call(*place.calls[0])
+            called_s = time.monotonic() - began
+            outputs = as_outputs(self._definition, returned)
         copies = tuple(output.clone() for output in outputs)
         self._meter.settle()
-        return copies
+        return copies, called_s
 
     def _check(self, place: Place, arm: int, side: Side) -> None:
         """Compare an arm's output with the one before it was timed."""
         before = place.first.pop(arm, None)
         if before is None:
             return
-        for name, a, b in zip(self._definition.outputs, before, self._output(place, side), strict=True):
+        after, _ = self._output(place, side)
+        for name, a, b in zip(self._definition.outputs, before, after, strict=True):
             if not same_bits(a, b) and (side.deterministic or not _close(a, b)):
                 self._changed[arm] = f"output {name} at {side.point}: must be as before it was timed, got another one"
 

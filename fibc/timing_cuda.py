@@ -139,8 +139,8 @@ class _DeviceClock:
         """Samples that had to be repeated because the host was behind."""
         return self._clock.num_repeated
 
-    def warm(self, half: Half) -> None:
-        """Call twice: code is loaded, workspaces are there."""
+    def warm(self, half: Half, called_s: float = 0.0) -> None:
+        """Call twice, whatever was called before: code is loaded, workspaces are there."""
         half.place.restore()
         half.call(1)
         half.call(1)

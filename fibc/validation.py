@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -94,7 +95,20 @@ def place(inputs: Mapping[str, Value], layout: Layout = buffers.contiguous) -> d
 class Judge:
     """Runs cases and keeps the worst that was seen."""
 
-    def __init__(self, definition: Definition, spec: CallSpec, kernel: Kernel, guards: Guards) -> None:
+    def __init__(
+        self,
+        definition: Definition,
+        spec: CallSpec,
+        kernel: Kernel,
+        guards: Guards,
+        filled: Callable[[], AbstractContextManager[None]] | None = None,
+    ) -> None:
+        """Prepare; nothing is called.
+
+        Args:
+            filled: Within it what the kernel allocates by value is filled; by default ``filled_allocations``.
+        """
+        self._filled = filled or filled_allocations
         self._definition = definition
         self._spec = spec
         self._kernel = kernel
@@ -208,11 +222,10 @@ class Judge:
         return None
 
     def _by_value(self, case: Case, first: Sequence[Tensor]) -> Validation | None:
-        """Call by value; freed memory that the framework hands out again is poisoned first."""
+        """Call by value, into memory that shows where it was not written."""
         self._restore(case)
-        stale = [torch.full_like(tensor, 77) for tensor in first]
-        del stale
-        result = self._kernel(*case.arguments())
+        with self._filled():
+            result = self._kernel(*case.arguments())
         outputs = check.as_outputs(self._definition, result)
         if self._deterministic and all(same_bits(a, b) for a, b in zip(first, outputs, strict=True)):
             return None
@@ -245,6 +258,24 @@ class Judge:
 
     def _correctness(self) -> Correctness:
         return Correctness(self._absolute, self._relative, self._ratio, self._deterministic, self._num_cases)
+
+
+@contextmanager
+def filled_allocations() -> Iterator[None]:
+    """Have torch fill whatever it allocates, with NaN or the largest integer.
+
+    Memory that is handed out again may hold a right answer: of the reference, or of the kernel's earlier call. Which
+    block comes is the allocator's business, so that freeing a poisoned one before is no protection.
+    """
+    settings: Any = torch.utils.deterministic  # torch declares no type
+    mode, fills = torch.get_deterministic_debug_mode(), settings.fill_uninitialized_memory
+    torch.set_deterministic_debug_mode("warn")
+    settings.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+        settings.fill_uninitialized_memory = fills
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

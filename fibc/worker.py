@@ -19,7 +19,8 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -38,7 +39,7 @@ from fibc.schema.evaluation import Status
 from fibc.schema.feature import Point
 from fibc.schema.workload import read_workload
 from fibc.timing import Harness, Side, Timer
-from fibc.validation import Case, Judge, Kernel
+from fibc.validation import Case, Judge, Kernel, filled_allocations
 
 MALLOC_TUNABLES = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=8589934592"
 """GLIBC_TUNABLES of every worker. By default glibc gives a large temporary back to the kernel on every free, and the
@@ -209,11 +210,20 @@ class Worker:
     def do_validate(self, arm: int, cases: str) -> dict[str, Any]:
         """Judge arm ``arm`` on the cases ``cases``."""
         kernel = cast(Kernel, self._sides[arm].call)
-        judge = Judge(self._definition, self._spec, kernel, self._artifacts[arm].guards)
+        judge = Judge(self._definition, self._spec, kernel, self._artifacts[arm].guards, self._filled_allocations)
         failures = (judge.judge(case) for case in self._cases[cases])
         first = next((failure for failure in failures if failure is not None), None)
         outcome: dict[str, Any] = codec.to_plain(first or judge.finish())
         return outcome
+
+    @contextmanager
+    def _filled_allocations(self) -> Iterator[None]:
+        self._harness.fill_allocations(True)
+        try:
+            with filled_allocations():
+                yield
+        finally:
+            self._harness.fill_allocations(False)
 
     def do_pair(self, arm: int, native_first: bool, inner: int | None) -> tuple[float, float, int]:
         """Time one pair; where ``inner`` is None it is found first, from native."""

@@ -24,11 +24,15 @@ HOPELESS = math.log(0.9)
 median of a few paired rounds and off by some percent on a bad machine; a tenth is more than that and the margin."""
 
 LEFT_BEHIND = math.log(0.5)
-"""A value below which a template is not worth more trials at a key: twice native's time is more than tunables of one
-template gain over its default, and its default or a neighbour's best was tried."""
+"""How far behind native, or the best config here where that is faster, a template is not worth more trials at a key:
+twice the time is more than tunables of one template gain over its default, and its default or a neighbour's best was
+tried."""
 
 TRIALS_TO_LEAVE = 2
 """Trials of a template that must all be left behind; a neighbouring key where it was left behind counts as some."""
+
+GAIN = math.log(1.02)
+"""What counts as faster where patience ends a study: less is the noise of a trial."""
 
 DESIGN_TRIALS = 10
 DESIGN_TRIALS_PER_TEMPLATE = 4
@@ -66,9 +70,11 @@ class KeyStudy:
         warm_start: Sequence[tuple[str, Config]],
         trailing: Mapping[str, int],
         stored: StoredStudy | None,
+        patience: int | None,
     ) -> None:
         self._spaces = {space.template: ConfigSpace(space) for space in spaces}
         self._trials = trials
+        self._patience = patience
         self._stored = stored
         self._trailing = dict(trailing)
         self._queue = list(warm_start)
@@ -91,10 +97,11 @@ class KeyStudy:
         return None if self._open else self._ended()
 
     def is_left_behind(self, template: str) -> bool:
-        """Return whether ``template`` has shown that its configs are far slower than native here."""
+        """Return whether ``template`` has shown that its configs are far behind here."""
         values = [t.value for t in self.finished if t.template == template and t.value is not None]
         needed = TRIALS_TO_LEAVE - self._trailing.get(template, 0)
-        return len(values) >= needed and max(values, default=-math.inf) < LEFT_BEHIND
+        lead = max((t.value for t in self.finished if t.value is not None), default=0.0)
+        return len(values) >= needed and max(values, default=-math.inf) < max(lead, 0.0) + LEFT_BEHIND
 
     def limit(self, trials: int) -> None:
         """End after ``trials`` trials, where that is fewer than before."""
@@ -188,12 +195,21 @@ class KeyStudy:
         if num >= self._design_left() and max(values, default=-math.inf) < HOPELESS:
             best = f"the best reached {math.exp(max(values)):.2f} of native's speed" if values else "all failed"
             return f"given up after {num} trials: {best}"
+        if self._patience is not None and num >= self._design_left() and self._is_flat(values, self._patience):
+            return f"ended after {num} trials: the last {self._patience} found nothing faster"
         if all(name in self._empty or self.is_left_behind(name) for name in self._spaces):
-            if any(map(self.is_left_behind, self._spaces)):
+            if all(map(self.is_left_behind, self._spaces)):
                 lead = f"the best reached {math.exp(max(values, default=-math.inf)):.2f} of native's speed"
                 return f"given up after {num} trials: every template is left behind, {lead}"
+            if any(map(self.is_left_behind, self._spaces)):
+                return f"every valid config of the templates that are not left behind was tried ({num} trials)"
             return f"every valid config was tried ({num})"
         return None
+
+    def _is_flat(self, values: Sequence[float], num: int) -> bool:
+        """Return whether the last ``num`` trials that passed found nothing faster than those before."""
+        before, last = values[:-num], values[-num:]
+        return bool(before) and max(last) <= max(before) + GAIN
 
     def _design_left(self) -> int:
         """Return how many trials make the design, less those that templates which were left behind will not get."""
@@ -254,6 +270,7 @@ def open_study(
     record: Mapping[tuple[str, Config], float | None] | None = None,
     fresh: bool = False,
     sampler: str = "tpe",
+    patience: int | None = None,
 ) -> KeyStudy:
     """Open the study ``name``, or go on with it.
 
@@ -268,6 +285,7 @@ def open_study(
         record: What is known from elsewhere: values by (template, config), None for a candidate that failed.
         fresh: Forget the trials stored under ``name``.
         sampler: ``tpe`` or ``random``.
+        patience: Once the design is done, the search ends when so many trials found nothing faster; None: never.
 
     Raises:
         InputError: If the storage does not answer.
@@ -290,6 +308,7 @@ def open_study(
         warm_start=warm_start,
         trailing=trailing or {},
         stored=stored,
+        patience=patience,
     )
     for trial in known:
         study.learn(trial, store=False)

@@ -61,5 +61,5 @@ def trailing(cell: Cell, best: Mapping[Cell, Sequence[Trial]]) -> dict[str, int]
     return {
         template: TRIALS_TO_LEAVE if near and value < LOST and value < top else 1
         for template, value in lead.items()
-        if value < LEFT_BEHIND
+        if value < max(top, 0.0) + LEFT_BEHIND
     }

@@ -1,4 +1,4 @@
-"""The harness's three functions over ctypes, so that tests of isolation compile no extension. One thread, no checks."""
+"""The harness's functions over ctypes, so that tests of isolation compile no extension. One thread, no checks."""
 
 from __future__ import annotations
 
@@ -104,3 +104,7 @@ def time_calls(callable: Callable[..., Any], calls: Sequence[tuple[Any, ...]], s
 
 def set_num_threads(num_threads: int) -> None:
     """The stand-in has one thread."""
+
+
+def fill_allocations(fills: bool) -> None:
+    """Nothing is to be done: candidates allocate with ``torch.empty``, which torch fills where it is asked to."""

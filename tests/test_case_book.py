@@ -12,12 +12,13 @@ from torch import Tensor
 from fibc import inputs
 from fibc.buffers import LAYOUTS, Buffer
 from fibc.case_book import CaseBook, checksums
-from fibc.cases import HEAVY, Draft, Drafter
+from fibc.cases import Draft, Drafter
 from fibc.errors import EvaluationError, InputError
 from fibc.schema.candidate import Guards, TensorGuard
 from fibc.schema.definition import Definition
 from fibc.schema.evaluation import Status
 from fibc.schema.feature import Point
+from fibc.stand_in import HEAVY
 from fibc.validation import Judge
 from fibc.worker import load_text
 

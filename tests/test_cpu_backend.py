@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,10 +28,11 @@ from kernel_calls import (
 from fibc import isolation, toolchain
 from fibc.backends import build
 from fibc.backends.base import Backend, BuildFailure
-from fibc.backends.cpu import CpuBackend
+from fibc.backends.cpu import INCLUDE, PRELUDE, CpuBackend
 from fibc.cache import Cache
 from fibc.errors import BuildError, InputError, SchemaError, ToolchainError
 from fibc.schema.candidate import Target, TensorGuard
+from fibc.schema.isa import compiler_flags
 from fibc.search.space import ConfigSpace
 
 COPY_TOML = """\
@@ -218,6 +220,63 @@ def test_a_build_is_answered_from_the_cache(tmp_path: Path, templates: Path, mon
     again = CpuBackend(machine("avx2"), Cache(tmp_path / "cache"), [templates])
     monkeypatch.setattr(isolation, "run", no_run)
     assert build_one(again, COPY, candidate) == artifact
+
+
+VECTOR_SOURCE = """\
+#include "fibc/kernel_abi.h"
+#include "fibc/simd/vec.h"
+extern "C" __attribute__((visibility("default"))) int32_t fibc_entry(const fibc_call* call) {
+  using namespace fibc;
+  store(static_cast<float*>(call->outputs[0].data), load(static_cast<const float*>(call->inputs[0].data)));
+  return 0;
+}
+"""
+
+
+def build_vector(cache: Cache, name: str, prelude: str, tools: toolchain.Toolchain) -> build.Built:
+    built = build.build_units(
+        [build.Unit(name, VECTOR_SOURCE)],
+        tools,
+        flags=compiler_flags("avx2"),
+        include=INCLUDE,
+        cache=cache,
+        timeout_s=60,
+        jobs=1,
+        prelude=prelude,
+    )[name]
+    assert isinstance(built, build.Built), built
+    return built
+
+
+def test_headers_that_were_precompiled_change_no_byte_of_an_object(tmp_path: Path) -> None:
+    cache, tools = Cache(tmp_path), toolchain.find()
+    plain = build_vector(cache, "plain", "", tools)
+    assert not (tmp_path / "prelude").exists()
+    quick = build_vector(cache, "quick", PRELUDE, tools)
+    assert quick.digest == plain.digest
+    (precompiled,) = (tmp_path / "prelude").glob("*.h.gch")
+    assert precompiled.stat().st_size > 1_000_000
+    precompiled.write_bytes(b"torn")
+    assert build_vector(cache, "torn", PRELUDE, tools).digest == plain.digest
+
+
+def test_a_compiler_that_precompiles_nothing_builds_all_the_same_and_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tools = toolchain.find()
+    refusing = tmp_path / "refusing c++"
+    refusing.write_text(
+        f'#!/bin/sh\ncase "$*" in *c++-header*) echo "no headers here" >&2; exit 1;; esac\nexec "{tools.cxx}" "$@"\n'
+    )
+    refusing.chmod(0o755)
+    cache = Cache(tmp_path / "cache")
+    expected = build_vector(cache, "expected", "", tools).digest
+    other = replace(tools, cxx=refusing, digest="other")
+    for name in ("first", "second"):
+        assert build_vector(cache, name, PRELUDE, other).digest == expected
+    assert [record.message for record in caplog.records if "no headers here" in record.message] == [
+        f"{refusing}: does not precompile headers, so builds take about twice as long: no headers here"
+    ]
 
 
 def test_a_failure_carries_its_own_log_and_harms_no_other_candidate(backend: CpuBackend) -> None:

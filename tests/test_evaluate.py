@@ -6,10 +6,12 @@ import math
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fibc import isolation
+from fibc.child import Child
 from fibc.errors import EvaluationError, InputError
 from fibc.evaluate import Evaluator
 from fibc.measure import ArmFailed
@@ -18,6 +20,7 @@ from fibc.schema.definition import Definition
 from fibc.schema.evaluation import Arm, Status
 from fibc.schema.feature import Cell, FeatureKey, Point
 from fibc.schema.table import CpuValidity, NativeSource
+from fibc.stand_in import Heavy
 
 HERE = Path(__file__).parent
 INCLUDE = HERE.parent / "csrc" / "include"
@@ -125,6 +128,30 @@ def test_a_hostile_candidate_fails_alone_and_says_how(
             _ = trial.session
     with shared.trial(candidate("good"), artifact(library, "good"), KEY) as trial:
         assert trial.status is Status.PASSED, trial.log
+
+
+def test_a_binary_that_passed_the_same_cases_at_another_key_is_not_judged_again(
+    shared: Evaluator, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "_heavy", Heavy(1 << 40, 64 * 1024 * 40))  # 40 rows are heavy
+    asked: list[str] = []
+    call = Child.call
+
+    def counted(child: Child, op: str, timeout_s: float, **arguments: Any) -> Any:
+        asked.append(op)
+        return call(child, op, timeout_s, **arguments)
+
+    monkeypatch.setattr(Child, "call", counted)
+    seen = []
+    for rows in (65, 129, 257):
+        key = FeatureKey(Cell(((rows, rows + 63),)), (point(rows), point(rows + 63)), 1, False)
+        asked.clear()
+        with shared.trial(candidate("good"), artifact(library, "good"), key) as trial:
+            assert trial.status is Status.PASSED, trial.log
+            assert min(trial.session.pair(0, True)) > 0.0
+        seen.append((asked.count("validate"), asked.count("prepare"), asked.count("hold"), trial.correctness))
+    assert [item[:3] for item in seen] == [(1, 1, 1), (0, 0, 1), (0, 0, 1)]
+    assert seen[0][3] == seen[1][3] == seen[2][3]
 
 
 def test_a_candidate_without_its_symbol_is_a_runtime_error(shared: Evaluator, library: Path) -> None:

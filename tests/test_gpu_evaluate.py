@@ -70,6 +70,9 @@ class PythonHarness:
     def set_num_threads(self, num_threads: int) -> None:
         raise NotImplementedError
 
+    def fill_allocations(self, fills: bool) -> None:
+        raise NotImplementedError
+
     def time_calls(
         self, callable: Callable[..., Any], calls: Sequence[tuple[Any, ...]], start: int, inner: int
     ) -> float:

@@ -210,6 +210,7 @@ def test_an_output_is_of_torchs_own_allocator(op: ModuleType) -> None:
     assert y.untyped_storage().nbytes() == 16
 
 
+@pytest.mark.filterwarnings(r"ignore:`torch\.jit\.script(_method)?` is deprecated:DeprecationWarning")
 def test_the_operator_serves_gpu_tensors(op: ModuleType) -> None:
     x = matrix(4)
     assert torch.equal(torch.ops.fibc.toy_rows(x), x.sum(-1) + 1)

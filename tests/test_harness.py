@@ -17,6 +17,7 @@ from fibc import toolchain
 from fibc.codegen import harness
 from fibc.schema.callspec import CallSpec
 from fibc.schema.codec import encode
+from fibc.validation import filled_allocations
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +56,19 @@ def test_a_candidate_runs_by_value_and_into_outputs(built: ModuleType, library: 
     out = torch.full((33, toys.GEMM_N), torch.nan)
     assert run.run_out(a, b, out) is None
     torch.testing.assert_close(out, a @ b.T + 2)
+
+
+def test_what_a_candidate_allocates_is_filled_where_a_judge_asks_for_it(built: ModuleType, library: Path) -> None:
+    """By way of torch's allocator, whichever interface the harness uses."""
+    a, b = matrices(3)
+    run = bind(built, library, "nothing")
+    built.fill_allocations(True)
+    try:
+        with filled_allocations():
+            assert run(a, b).isnan().all()
+            torch.testing.assert_close(bind(built, library, "parallel")(a, b), a @ b.T + 2)
+    finally:
+        built.fill_allocations(False)
 
 
 def test_a_candidate_writes_in_place(built: ModuleType, library: Path) -> None:

@@ -436,6 +436,14 @@ def test_copies_exceed_four_caches_and_stay_within_a_quarter_of_the_memory() -> 
     assert num_copies(fused_add(), 32 * mib, 1024 * mib) == 1
 
 
+def test_copies_exceed_four_times_the_share_of_a_cache_and_the_whole_of_it_once() -> None:
+    contract, mib, memory = gemm(4096, 4096), 2**20, 1 << 40  # 32 MiB
+    assert num_copies(contract, 480 * mib, memory) == 60
+    assert num_copies(contract, 480 * mib, memory, 480 * mib) == 60
+    assert num_copies(contract, 480 * mib, memory, 160 * mib) == 20
+    assert num_copies(contract, 480 * mib, memory, 64 * mib) == 15
+
+
 def test_copies_of_tiny_weights_are_limited_in_number() -> None:
     contract = gemm(64, 64)  # 8 KiB
     assert num_copies(contract, 60 << 20, 1 << 37) == MAX_COPIES

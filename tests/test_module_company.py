@@ -19,6 +19,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 M, N, K = 4, toys.GEMM_N, toys.GEMM_K
 
+IMPORTS_OF_TORCH = pytest.mark.filterwarnings(r"ignore:`torch\.jit\.script(_method)?` is deprecated:DeprecationWarning")
+"""What torch imports when it is first asked for forward mode or a compiled graph: some of its modules still use
+TorchScript (torch.utils.mkldnn in 2.10 and 2.11), and warn of it."""
+
 
 def reason_of(module: ModuleType, call: Callable[[], Any]) -> tuple[Any, str]:
     """Return the result of ``call`` and the one thing that was counted: ``hit`` or why native served."""
@@ -165,7 +169,7 @@ def test_functional_gradients_go_native_and_are_right(op: ModuleType) -> None:
     torch.testing.assert_close(gradient, b.sum(0).expand(M, K))
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own import
+@IMPORTS_OF_TORCH
 def test_forward_mode_goes_native_and_keeps_the_tangent(op: ModuleType) -> None:
     a, b, tangent = torch.randn(M, K), torch.randn(N, K), torch.randn(M, K)
     forward_ad: Any = forward_mode  # untyped in torch
@@ -337,6 +341,7 @@ def test_threads_share_a_module(gemm: ModuleType) -> None:
     assert after["native"]["region"] - before["native"].get("region", 0) == num_threads * num_calls // len(rows)
 
 
+@IMPORTS_OF_TORCH
 @pytest.mark.usefixtures("gemm")
 def test_a_compiled_graph_calls_the_operator() -> None:
     torch._dynamo.reset()
@@ -351,6 +356,7 @@ def test_a_compiled_graph_calls_the_operator() -> None:
         torch.testing.assert_close(layer(a, b), (a.relu() @ b.T + marked) * 2)
 
 
+@IMPORTS_OF_TORCH
 @pytest.mark.usefixtures("update")
 def test_a_compiled_graph_keeps_the_write_in_place() -> None:
     torch._dynamo.reset()
@@ -367,6 +373,7 @@ def test_a_compiled_graph_keeps_the_write_in_place() -> None:
     torch.testing.assert_close(state, expected_state)
 
 
+@IMPORTS_OF_TORCH
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.usefixtures("gemm")
 def test_a_compiled_graph_differentiates_through_native(grad: bool) -> None:

@@ -135,7 +135,7 @@ def test_a_cell_that_an_earlier_run_decided_is_not_searched_again(
 def test_a_key_of_long_trials_gets_a_quarter_of_them(
     machine: Callable[..., Machine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fibc.explore, "HEAVY_TRIAL_S", 0.0)
+    monkeypatch.setattr(fibc.explore, "LONG_TRIAL_S", 0.0)
     made = machine(lambda block, rows: 1.2 if block == 1 else 0.9)
     result = tune(tmp_path, trials=16, jobs=2)
     assert made.asked["trials"] == 4 * 4

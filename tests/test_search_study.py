@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sqlite3
 import subprocess
@@ -242,6 +243,23 @@ def test_one_config_that_is_not_far_behind_keeps_a_key_alive() -> None:
     assert len(asked) == NUM_VALID
 
 
+def test_patience_ends_a_search_after_the_design_when_nothing_faster_was_found() -> None:
+    fast = itertools.count()
+
+    def flat_from_the_tenth(template: str, config: Config) -> float:
+        return 0.03 * min(next(fast), 9)
+
+    study = open_study(None, "key", SPACES, trials=20, patience=6)
+    assert len(search(study, flat_from_the_tenth)) == 16
+    assert study.stopped == "ended after 16 trials: the last 6 found nothing faster"
+    assert len(search(open_study(None, "key", SPACES, trials=20), lambda *_: 0.1)) == 20
+
+
+def test_patience_never_ends_the_design() -> None:
+    study = open_study(None, "key", SPACES, trials=20, patience=1)
+    assert len(search(study, lambda *_: 0.1)) == study.num_design
+
+
 def test_a_key_that_no_template_matches_has_nothing_to_ask() -> None:
     study = open_study(None, "key", ())
     assert study.ask() is None
@@ -431,6 +449,14 @@ def test_a_template_far_behind_gets_two_trials_and_the_other_one_the_rest() -> N
     asked = search(study, lambda template, config: LEFT_BEHIND - 0.1 if template == "gemm/tile" else 0.1)
     assert sum(template == "gemm/tile" for template, _ in asked) == 2
     assert sum(template == "gemm/matvec" for template, _ in asked) == count_valid(MATVEC)
+
+
+def test_a_template_far_behind_the_best_here_is_left_although_it_is_near_native() -> None:
+    study = open_study(None, "key", SPACES, trials=1000)
+    asked = search(study, lambda template, config: 0.0 if template == "gemm/tile" else math.log(2.1))
+    assert sum(template == "gemm/tile" for template, _ in asked) == 2
+    assert study.stopped is not None
+    assert study.stopped.startswith("every valid config of the templates that are not left behind was tried")
 
 
 def test_a_template_that_the_neighbour_left_behind_gets_one_trial() -> None:

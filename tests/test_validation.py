@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from fibc.check import Oracle, Weights
 from fibc.schema.candidate import Guards, TensorGuard
 from fibc.schema.definition import Definition
 from fibc.schema.evaluation import Status
-from fibc.validation import Case, Judge, Validation, place, same_bits
+from fibc.validation import Case, Judge, Validation, filled_allocations, place, same_bits
 from fibc.worker import load_text
 
 
@@ -115,6 +116,28 @@ def test_a_result_by_value_that_is_left_over_memory_is_caught() -> None:
             return torch.empty_like(x)
 
     assert judge(Lazy(double)).status is Status.INCORRECT_NUMERICAL
+
+
+def test_left_over_memory_is_caught_even_where_it_holds_the_right_answer() -> None:
+    """Blocks of the answer's size are freed with the answer in them, as many as an allocator may keep."""
+
+    class Lazy(Kernel):
+        def __call__(self, x: Tensor) -> Tensor:
+            answers = [x + x for _ in range(64)]
+            del answers
+            return torch.empty_like(x)
+
+    assert judge(Lazy(double)).status is Status.INCORRECT_NUMERICAL
+
+
+def test_what_is_allocated_is_filled_only_inside_and_as_before_after_an_error() -> None:
+    settings: Any = torch.utils.deterministic  # torch declares no type
+    before = torch.get_deterministic_debug_mode(), settings.fill_uninitialized_memory
+    with pytest.raises(ValueError, match="a kernel's"), filled_allocations():
+        assert torch.empty(3).isnan().all()
+        assert torch.empty(3, dtype=torch.int32).eq(torch.iinfo(torch.int32).max).all()
+        raise ValueError("a kernel's")
+    assert before == (torch.get_deterministic_debug_mode(), settings.fill_uninitialized_memory)
 
 
 def test_same_bits_tells_zeros_apart_and_knows_a_nan_again() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -95,6 +96,9 @@ class FakeHarness:
     def set_num_threads(self, num_threads: int) -> None:
         raise NotImplementedError
 
+    def fill_allocations(self, fills: bool) -> None:
+        raise NotImplementedError
+
     def time_calls(
         self, callable: Callable[..., Any], calls: Sequence[tuple[Any, ...]], start: int, inner: int
     ) -> float:
@@ -133,6 +137,18 @@ def test_a_pair_times_both_halves_in_the_order_asked_for_with_equal_inner_counts
     assert samples == [("native", 4), ("candidate", 4), ("candidate", 4), ("native", 4)]
     warm_ups = [name for name, inner, _ in harness.timed if inner == 1]
     assert sorted(warm_ups) == ["candidate"] * 2 + ["native"] * 2
+
+
+def test_a_long_call_that_was_just_made_is_warm_up_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fibc.timing.WARM_S", 0.01)
+
+    def slow(a: Tensor, b: Tensor) -> Tensor:
+        time.sleep(0.02)
+        return a @ b.T
+
+    harness = FakeHarness()
+    timer().pair(harness, 0, {0: Side(point(2), slow, True)}, native_first=True, inner=3)
+    assert [name for name, inner, _ in harness.timed if inner == 1] == ["native"] * 2
 
 
 def test_weights_rotate_over_all_copies_and_activations_stay() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fibc import isolation
 from fibc.backends.base import BuildFailure
+from fibc.backends.prelude import precompiled
 from fibc.cache import Cache
 from fibc.errors import BuildError
 from fibc.schema.digest import digest_text
@@ -49,14 +50,19 @@ LINK_WORDS = ("-shared", "-nostartfiles", "-Wl,-z,defs")
 
 _KIND = "kernels"
 
+_SCRIPT = """\
+# build.sh DIRECTORY SYMBOL: kernel.cpp to kernel.o, renamed.o and kernel.so. One process watches over all three steps.
+set -e
+cd "$1"
+{cxx} {flags} -I {include} -c kernel.cpp -o kernel.o
+{objcopy} {renames} kernel.o renamed.o
+{cxx} {link} -o kernel.so renamed.o -lc
+"""
+
 _RULES = """\
 ninja_required_version = 1.11
-rule compile
-  command = {guard} {cxx} {flags} -I {include} -c $in -o $out {capture}
-rule rename
-  command = {guard} {objcopy} {renames} $in $out {capture}
-rule link
-  command = {guard} {cxx} {link} -o $out $in -lc {capture}
+rule build
+  command = {guard} /bin/sh build.sh $unit $symbol > $unit/log 2>&1 || {{ echo $$? > $unit/status; exit 1; }}
 """
 
 
@@ -92,14 +98,16 @@ def build_units(
     cache: Cache,
     timeout_s: float,
     jobs: int,
+    prelude: str = "",
 ) -> dict[str, Built | BuildFailure]:
     """Build what the cache lacks; the keys are the units' digests.
 
     Args:
         flags: Added to ``COMPILE_FLAGS``.
         include: Directory of the headers.
-        timeout_s: Deadline of each command.
-        jobs: Commands at a time.
+        timeout_s: Deadline of each unit.
+        jobs: Units at a time.
+        prelude: Text of a header that comes before every source, precompiled.
 
     Raises:
         BuildError: If ninja itself fails.
@@ -121,12 +129,15 @@ def build_units(
         for unit in missing:
             (work / unit.digest).mkdir()
             (work / unit.digest / "kernel.cpp").write_text(unit.source, encoding="utf-8")
-        text = ninja_text(missing, toolchain, flags=flags, include=include, timeout_s=timeout_s)
-        (work / "build.ninja").write_text(text, encoding="utf-8")
+        every = [*COMPILE_FLAGS, *flags]
+        if prelude:
+            every += ["-include", str(precompiled(prelude, toolchain, every, cache))]
+        (work / "build.sh").write_text(script_text(toolchain, flags=every, include=include), encoding="utf-8")
+        (work / "build.ninja").write_text(ninja_text(missing, timeout_s=timeout_s), encoding="utf-8")
         rounds = math.ceil(len(missing) / jobs)
         done = isolation.run(
             [toolchain.ninja, "-C", work, "-k", "0", "-j", str(jobs), "--quiet"],
-            timeout_s=3 * rounds * (timeout_s + isolation.GRACE_S),
+            timeout_s=rounds * (timeout_s + isolation.GRACE_S),
         )
         for unit in missing:
             results[unit.digest] = _collect(unit, work / unit.digest, cache)
@@ -138,35 +149,29 @@ def build_units(
     return results
 
 
-def ninja_text(
-    units: Sequence[Unit], toolchain: Toolchain, *, flags: Sequence[str], include: Path, timeout_s: float
-) -> str:
+def script_text(toolchain: Toolchain, *, flags: Sequence[str], include: Path) -> str:
+    """Return the text of the shell script that builds one unit."""
+    renames = " ".join(f'--redefine-sym {ENTRY}{suffix}="$2"{suffix}' for suffix in ENTRY_SUFFIXES)
+    return _SCRIPT.format(
+        cxx=shlex.quote(str(toolchain.cxx)),
+        flags=shlex.join(flags),
+        include=shlex.quote(str(include)),
+        objcopy=shlex.quote(str(toolchain.objcopy)),
+        renames=renames,
+        link=shlex.join(LINK_WORDS),
+    )
+
+
+def ninja_text(units: Sequence[Unit], *, timeout_s: float) -> str:
     """Return the text of a ``build.ninja`` that builds ``<digest>/kernel.cpp`` for each unit."""
     guard = [sys.executable, "-S", "-I", isolation.__file__]
     guard += ["--timeout-s", f"{timeout_s:g}", "--memory-bytes", str(COMPILE_MEMORY_BYTES), "--"]
-    rules = _RULES.format(
-        guard=words(guard),
-        cxx=words([toolchain.cxx]),
-        flags=words([*COMPILE_FLAGS, *flags]),
-        include=words([include]),
-        objcopy=words([toolchain.objcopy]),
-        renames=" ".join(f"--redefine-sym {ENTRY}{suffix}=${{symbol}}{suffix}" for suffix in ENTRY_SUFFIXES),
-        link=words(LINK_WORDS),
-        capture="> $log 2>&1 || { echo $$? > $status; exit 1; }",
-    )
-    edges = []
-    for unit in units:
-        where = unit.digest
-        steps = (
-            ("compile", f"{where}/kernel.o", f"{where}/kernel.cpp"),
-            ("rename", f"{where}/renamed.o", f"{where}/kernel.o"),
-            ("link", f"{where}/kernel.so", f"{where}/renamed.o"),
-        )
-        for rule, out, source in steps:
-            edges.append(f"build {out}: {rule} {source}\n  log = {where}/log\n  status = {where}/status\n")
-            if rule == "rename":
-                edges.append(f"  symbol = {unit.symbol}\n")
-    return rules + "".join(edges)
+    edges = [
+        f"build {unit.digest}/kernel.so: build {unit.digest}/kernel.cpp\n"
+        f"  unit = {unit.digest}\n  symbol = {unit.symbol}\n"
+        for unit in units
+    ]
+    return _RULES.format(guard=words(guard)) + "".join(edges)
 
 
 def words(parts: Sequence[str | Path]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -80,7 +81,8 @@ class Point:
 
     Attributes:
         axes: Every var axis of the definition.
-        origin: ``tune`` (a recorded workload), ``end`` (an end of the cell) or ``capture`` (a graph-capture size).
+        origin: ``tune`` (a recorded workload), ``end`` (an end of the cell), ``capture`` (a graph-capture size) or
+            ``stand-in`` (for a heavier call, where candidates are judged).
         weight: Traffic of the recorded workload, else 0.
         workload: uuid of the recorded workload, else empty.
     """
@@ -89,6 +91,10 @@ class Point:
     origin: str
     weight: float = 0.0
     workload: str = ""
+
+    def size(self) -> int:
+        """Return the product of the axes."""
+        return math.prod(size for _, size in self.axes)
 
     def __str__(self) -> str:
         return ", ".join(f"{name}={size}" for name, size in self.axes)

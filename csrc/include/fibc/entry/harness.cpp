@@ -299,6 +299,8 @@ PYBIND11_MODULE(_harness, m) {
       },
       py::arg("callable"), py::arg("calls"), py::arg("start"), py::arg("inner"));
   m.def(
+      "fill_allocations", [](bool fills) { fibc::adapter->fill(fills); }, py::arg("fills"));
+  m.def(
       "set_num_threads",
       [](std::int32_t count) {
         if (count < 0) throw py::value_error("set_num_threads: must be >= 1, or 0 to follow torch");

@@ -47,6 +47,10 @@ class TensorAdapter {
   [[nodiscard]] bool uses_abi() const noexcept { return fast_; }
   void use_abi(bool use) noexcept { fast_ = use && handle_offset_ != 0; }
 
+  // Whether new tensors come from an allocation that torch fills where it was asked to (torch.utils.deterministic). The
+  // one of its C interface never does.
+  void fill(bool fills) noexcept { fills_ = fills; }
+
   [[nodiscard]] const LoadedLibrary& library() const noexcept { return library_; }
 
   [[nodiscard]] bool is_plain(PyObject* object) const noexcept {
@@ -103,7 +107,7 @@ class TensorAdapter {
   // A new contiguous tensor of torch's own allocator; null, with no error set, where torch makes none.
   [[nodiscard]] Ref empty(DType dtype, std::int32_t rank, std::int64_t* shape, const std::int64_t* strides, Place place,
                           void*& data) const noexcept {
-    if (!fast_) return exchange_.empty(dtype, rank, shape, place, data);
+    if (!fast_ || fills_) return exchange_.empty(dtype, rank, shape, place, data);
     const TensorHandle made = abi_.empty(dtype, rank, shape, strides, place);
     if (made == nullptr) return Ref();
     data = abi_.data(made);
@@ -172,6 +176,7 @@ class TensorAdapter {
   PyObject* (*wrap_)(TensorHandle) = nullptr;  // THPVariable_Wrap: a new reference
   Py_ssize_t handle_offset_ = 0;
   bool fast_ = false;
+  bool fills_ = false;
   Ref tensor_type_;
   Ref parameter_type_;
   Ref is_neg_;
