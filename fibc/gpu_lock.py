@@ -9,7 +9,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,6 +33,16 @@ def lock_device(gpu: Gpu | None, *, wait_s: float, say: Callable[[str], None]) -
         yield
         return
     with lock_gpu(gpu.physical, wait_s=wait_s, say=say):
+        yield
+
+
+@contextmanager
+def lock_devices(gpus: Iterable[Gpu | None], *, wait_s: float, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock of every physical GPU of ``gpus``, in one order for all runs: no two wait for each other."""
+    by_name = {gpu.physical: gpu for gpu in gpus if gpu is not None}
+    with contextlib.ExitStack() as stack:
+        for name in sorted(by_name):
+            stack.enter_context(lock_device(by_name[name], wait_s=wait_s, say=say))
         yield
 
 

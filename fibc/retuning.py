@@ -17,6 +17,7 @@ from fibc.decide import covering
 from fibc.errors import InputError
 from fibc.evaluate import Evaluator
 from fibc.explore import explore
+from fibc.gpu_lock import lock_devices
 from fibc.paths import OutLayout
 from fibc.progress import Progress
 from fibc.prove import Proof, prove
@@ -36,6 +37,7 @@ from fibc.schema.upkeep import Flip, RetuneResult
 from fibc.schema.workload import load_workloads
 from fibc.search.budget import Budget
 from fibc.search.store import StudyStore
+from fibc.settings import DEFAULT_LOCK_WAIT_S
 from fibc.shop import Shop, conditions_of
 from fibc.task import Task, make_task
 from fibc.traffic import KIND as TRAFFIC
@@ -70,7 +72,8 @@ def retune_package(night: Night, cache: Cache, progress: Progress) -> RetuneResu
     Killed at any point, the old generation serves, and the same command goes on from what was recorded.
 
     Raises:
-        InputError: If the table was recorded without what it was tuned from, or an option names what it has not.
+        InputError: If the table was recorded without what it was tuned from, an option names what it has not, or
+            another run measures on a GPU that is asked.
         GateError: If native looks different from itself here.
         BuildError: If the module does not build.
     """
@@ -84,6 +87,8 @@ def retune_package(night: Night, cache: Cache, progress: Progress) -> RetuneResu
             "(set OMP_NUM_THREADS, choose another GPU, or tune here)"
         )
     with contextlib.ExitStack() as stack:
+        measured = (task.environment.gpu, *night.gpus)
+        stack.enter_context(lock_devices(measured, wait_s=DEFAULT_LOCK_WAIT_S, say=progress.note))
         records = night.layout.records(task.definition.name)
         studies = task.options.storage or night.layout.studies
         if night.options.check:  # nothing that is kept changes
@@ -114,6 +119,7 @@ def _evaluator(task: Task, gpu: Gpu | None, cache: Cache) -> Evaluator:
         seed=task.options.seed,
         workloads=task.workloads,
         num_threads=task.environment.num_threads,
+        mode=task.mode,
     )
 
 

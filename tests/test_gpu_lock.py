@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +18,7 @@ import pytest
 
 from fibc import gpu_lock
 from fibc.errors import EvaluationError, InputError
-from fibc.gpu_lock import lock_device, lock_gpu
+from fibc.gpu_lock import lock_device, lock_devices, lock_gpu
 from fibc.schema.silicon import CudaValidity, Gpu
 
 UUID = "GPU-00112233-4455-6677-8899-aabbccddeeff"
@@ -139,6 +141,25 @@ def test_slices_of_one_gpu_share_its_lock_and_a_cpu_has_none(monkeypatch: pytest
     with lock_device(slices[1], wait_s=0, say=never), lock_device(None, wait_s=0, say=never):
         (file,) = shared.iterdir()
         assert file.name.startswith("fibc-0000_1b_00.0-")
+
+
+def test_several_gpus_are_locked_in_one_order_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    validity = CudaValidity("sm_90a", 90, 16, 15 << 20, 1 << 34)
+    whole = Gpu(0, "GPU-b", "0000:1b:00.0", "NVIDIA H200", "", "580.1", 232448, validity)
+    half = replace(whole, uuid="MIG-1", mig="1g.18gb")
+    taken: list[str] = []
+
+    @contextlib.contextmanager
+    def lock(uuid: str, *, wait_s: float, say: Callable[[str], None]) -> Iterator[None]:
+        taken.append(uuid)
+        yield
+        taken.remove(uuid)
+
+    monkeypatch.setattr(gpu_lock, "lock_gpu", lock)
+    gpus = [whole, None, replace(whole, uuid="GPU-a"), half, replace(half, uuid="MIG-2")]
+    with lock_devices(gpus, wait_s=0, say=never):
+        assert taken == ["0000:1b:00.0", "GPU-a", "GPU-b"]
+    assert not taken
 
 
 def test_every_user_can_open_the_file_and_nobody_needs_to_own_it(shared: Path) -> None:

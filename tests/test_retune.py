@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from simulation import Machine, write_definition
 
 import fibc
 import fibc.installed
+import fibc.retuning
 from fibc.codegen import generations
 from fibc.errors import InputError, SchemaError
 from fibc.paths import OutLayout
@@ -23,6 +25,7 @@ from fibc.records import RecordLog
 from fibc.runtime.package import load, read_table
 from fibc.schema.evaluation import Status
 from fibc.schema.retune_options import duration_s
+from fibc.schema.silicon import Gpu
 from fibc.schema.table import DispatchTable
 from fibc.schema.upkeep import RetuneResult
 
@@ -89,6 +92,41 @@ def num_pairs(tmp_path: Path) -> int:
         if record.kind == "evaluation" or (record.kind == "samples" and record.value["stage"] != "gate"):
             total += len(record.value["pairs"])
     return total
+
+
+def test_a_night_locks_what_it_measures_on_and_times_as_the_tune_did(
+    machine: Callable[..., Machine],
+    upgrade: Callable[[str], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = machine(lambda block, rows: 1.2 if block == 1 else 0.8)
+    tune(tmp_path)
+    seen: list[tuple[str, bool]] = []
+    modes: list[str] = []
+    evaluator: Any = vars(fibc.retuning)["Evaluator"]
+
+    @contextlib.contextmanager
+    def lock(gpus: Sequence[Gpu | None], *, wait_s: float, say: Callable[[str], None]) -> Iterator[None]:
+        assert list(gpus) == [None]  # of a CPU's environment
+        made.asked.clear()
+        yield
+        seen.append(("measured inside", bool(made.asked["benches"])))
+        made.asked.clear()
+
+    def spy(*arguments: Any, mode: str, **options: Any) -> Any:
+        modes.append(mode)
+        return evaluator(*arguments, **options)
+
+    monkeypatch.setattr(fibc.retuning, "lock_devices", lock)
+    monkeypatch.setattr(fibc.retuning, "Evaluator", spy)
+    retune(tmp_path)
+    assert (seen, modes) == ([], []), "a night without a change measures nothing"
+    upgrade("99")
+    retune(tmp_path)
+    assert seen == [("measured inside", True)]
+    assert not made.asked, "nothing is measured outside"
+    assert modes == ["eager"]
 
 
 # Nothing has changed --------------------------------------------------------------------------------------------------
