@@ -283,8 +283,8 @@ class Other(SimulatedBackend):
 def with_other(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Other:
     """Let the defaults be the simulated backend and another one."""
     other = Other(machine)
-    monkeypatch.setattr(task, "DEFAULTS", {"cpu": ("cpu", "other")})
-    both = {"cpu": SimulatedBackend(machine), "other": other}
+    monkeypatch.setattr(task, "DEFAULTS", {"cpu": ("cpu", "cublaslt")})
+    both = {"cpu": SimulatedBackend(machine), "cublaslt": other}
     monkeypatch.setattr(task, "make_backends", lambda names, *_: tuple(both[name] for name in names))
     return other
 
@@ -297,7 +297,7 @@ def test_what_was_compiled_of_one_backend_is_searched_beside_what_another_compil
     compile_only(tmp_path)
     store = CompiledStore(store_of(tmp_path))
     definition = load_definition(tmp_path / "defs" / "toy.json")
-    kept = store.index(definition, "other", "cpu:avx2")
+    kept = store.index(definition, "cublaslt", "cpu:avx2")
     assert kept is not None
     first = store.index(definition, "cpu", "cpu:avx2")
     assert first is not None
@@ -306,7 +306,7 @@ def test_what_was_compiled_of_one_backend_is_searched_beside_what_another_compil
     machine.asked.clear()
     result = tune(tmp_path, "here", trials=40)
     assert machine.asked["built"] >= len(BLOCKS)
-    assert any(note.startswith(f"other: searches only the {len(BLOCKS)} candidates") for note in result.notes)
+    assert any(note.startswith(f"cublaslt: searches only the {len(BLOCKS)} candidates") for note in result.notes)
     assert result.trials["PASSED"] >= 2 * len(BLOCKS)
     assert not any(note.startswith("cpu:") for note in result.notes)
 
@@ -317,12 +317,12 @@ def test_a_default_backend_that_cannot_build_here_is_a_note_and_one_that_is_aske
     other = with_other(machine, monkeypatch)
     for dry_run in (True, False):
         result = tune(tmp_path, "here", dry_run=dry_run)
-        assert "other: nothing is searched, as it cannot build here: nvcc: not found (install it)" in result.notes
+        assert "cublaslt: nothing is searched, as it cannot build here: nvcc: not found (install it)" in result.notes
     assert result.table is not None
     monkeypatch.setattr(task, "make_backends", lambda *_: (other,))
-    monkeypatch.setattr(task, "NAMES", {"cpu": ("cpu", "other")})
+    monkeypatch.setattr(task, "NAMES", {"cpu": ("cpu", "cublaslt")})
     with pytest.raises(ToolchainError, match="nvcc: not found"):
-        tune(tmp_path, "there", backends=("other",))
+        tune(tmp_path, "there", backends=("cublaslt",))
 
 
 def test_a_search_held_to_a_store_goes_on_where_it_was_interrupted(machine: Machine, tmp_path: Path) -> None:
