@@ -19,8 +19,8 @@ from fibc.schema.decision import Verdict
 from fibc.schema.table import DispatchTable
 from fibc.task import Task
 
-RESERVE_S = 60.0
-"""For the rows, after the tune: 25 arms in 8 sessions, and the start of a worker."""
+RESERVE_S = 40.0
+"""For the rows, after the tune: 25 arms in 8 sessions, and the start of a worker (22 s on an H200)."""
 
 GROUP_S = 20.0
 """A group of rows is begun with so much time left, at least."""
