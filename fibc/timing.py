@@ -301,7 +301,8 @@ class Timer:
         return self._changed.get(arm)
 
     def forget(self) -> None:
-        """Drop every point's own tensors."""
+        """Drop every point's own tensors, and what was said of arms: the next ones may be others of the same numbers."""
+        self._changed.clear()
         for place in self._places.clear(weights=False):
             self._meter.drop(place)
 
@@ -311,6 +312,7 @@ class Timer:
         Outputs are compared no more with those before: call ``recheck`` for every arm first.
         """
         self._rng = random.Random(seed)
+        self._changed.clear()
         self._places.clear(weights=True)
         self._meter.fresh(self._rng)
 
