@@ -68,7 +68,7 @@ class Trial:
     status: Status
     log: str
     correctness: Correctness | None
-    _session: Session | None = None
+    _session: ProcessSession | None = None
 
     @property
     def session(self) -> Session:
@@ -76,6 +76,11 @@ class Trial:
         if self._session is None:
             raise EvaluationError(f"trial: a session needs a candidate that passed, got {self.status}")
         return self._session
+
+    def dismiss(self) -> None:
+        """Check the output after timing no more: the candidate is too slow to be timed again."""
+        if self._session is not None:
+            self._session.dismiss(0)
 
 
 class Evaluator:
@@ -221,7 +226,7 @@ class Evaluator:
             yield Trial(outcome.status, outcome.log, outcome.correctness)
             return
         bench = ProcessBench(self, [self._judged(plan, outcome)], fresh_process=False)
-        with ProcessSession(bench, self._setup.seed, child) as session:
+        with (session := ProcessSession(bench, self._setup.seed, child)):
             yield Trial(outcome.status, outcome.log, outcome.correctness, session)
 
     def validate(self, candidate: Candidate, artifact: Artifact, key: FeatureKey) -> Outcome:

@@ -227,6 +227,8 @@ class _KeySearch:
                 try:
                     with shop.spent("screen"):
                         pairs = measure.first_rung(trial.session, 0, shop.task.policy, self._rng)
+                    if measure.screen_value(pairs) < shop.task.policy.promote_above:
+                        trial.dismiss()
                 except measure.ArmFailed as error:
                     status, log = error.status, error.log
             correctness = trial.correctness

@@ -53,7 +53,7 @@ def screen_value(pairs: Sequence[Pair]) -> float:
 
 
 def first_rung(session: Session, candidate: int, policy: Policy, rng: random.Random) -> tuple[Pair, ...]:
-    """Time the first rung of a validated candidate: paired rounds, fewer where it is hopeless.
+    """Time the first rung of a validated candidate: paired rounds, fewer where it is hopeless or calls are long.
 
     Raises:
         ArmFailed: If the candidate failed.
@@ -61,6 +61,8 @@ def first_rung(session: Session, candidate: int, policy: Policy, rng: random.Ran
     pairs: list[Pair] = []
     flip = rng.random() < 0.5
     while len(pairs) < policy.screen_rounds and not _hopeless(pairs, policy):
+        if len(pairs) == policy.heavy_pairs and _heavy(pairs, policy):
+            break
         pairs.append(time_pair(session, candidate, len(pairs), flip))
     return tuple(pairs)
 
@@ -119,6 +121,12 @@ def _run_rung(bench: Bench, entrants: Sequence[int], rung: int, policy: Policy, 
                 turn.time(session, arm, flips[arm])
             running = [a for a in running if a not in turn.failures and not _hopeless(turn.pairs[a], policy)]
     return turn
+
+
+def _heavy(pairs: Sequence[Pair], policy: Policy) -> bool:
+    """Whether as many pairs as a session has would take too long."""
+    round_s = statistics.median(pair.native_s + pair.candidate_s for pair in pairs)
+    return round_s * policy.pairs_per_session > policy.heavy_s
 
 
 def _hopeless(pairs: Sequence[Pair], policy: Policy) -> bool:

@@ -100,6 +100,11 @@ class ProcessSession:
         self._bench = bench
         self._seed = seed
         self._child = child
+        self._dismissed: set[int] = set()
+
+    def dismiss(self, candidate: int) -> None:
+        """Check its output no more when the session is left: nothing comes of its timings."""
+        self._dismissed.add(candidate)
 
     def pair(self, candidate: int, native_first: bool) -> tuple[float, float]:
         """Return seconds per call of (native, candidate).
@@ -156,7 +161,7 @@ class ProcessSession:
             return
         try:
             for arm in sorted(child.bound):
-                if child.open and arm not in self._bench.failed:
+                if child.open and arm not in self._bench.failed and arm not in self._dismissed:
                     self._recheck(child, arm)
         finally:
             self._bench.host.end_session(child)

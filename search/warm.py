@@ -13,9 +13,9 @@ from fibc.search.study import LEFT_BEHIND, TRIALS_TO_LEAVE
 NUM_WARM = 3
 """Configs taken over from a neighbour: its finalists but for the last, or one template could fill the design."""
 
-LOST = math.log(0.25)
+LOST = math.log(0.4)
 LOST_WITHIN = 1.5
-"""A template that was four times slower than native at a key at most this far away (in powers of two) is not tried: a
+"""A template that was 2.5 times slower than native at a key at most this far away (in powers of two) is not tried: a
 gap of that size does not close so fast, and its trials are the longest of all."""
 
 

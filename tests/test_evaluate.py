@@ -222,6 +222,25 @@ def test_a_session_goes_on_after_an_arm_has_died(shared: Evaluator, library: Pat
         session.pair(1, True)
 
 
+def test_a_trial_that_was_dismissed_is_not_checked_after_its_timing(
+    shared: Evaluator, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    call = Child.call
+
+    def counted(child: Child, op: str, timeout_s: float, **arguments: Any) -> Any:
+        asked.append(op)
+        return call(child, op, timeout_s, **arguments)
+
+    monkeypatch.setattr(Child, "call", counted)
+    for dismissed in (False, True):
+        with shared.trial(candidate("good"), artifact(library, "good"), KEY) as trial:
+            trial.session.pair(0, True)
+            if dismissed:
+                trial.dismiss()
+    assert asked.count("recheck") == 1
+
+
 def test_an_output_that_changed_while_it_was_timed_fails_its_arm(shared: Evaluator, library: Path) -> None:
     built = artifact(library, "wrong_later")
     bench = shared.bench([Arm(str(KEY), 1, "wrong_later")], {"wrong_later": built}, [KEY], fresh_process=False)

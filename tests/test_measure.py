@@ -122,6 +122,13 @@ def test_a_hopeless_candidate_ends_its_first_rung_early(speedup: float, rounds: 
     assert len(first_rung(ScriptedBench([speedup]))) == rounds
 
 
+@pytest.mark.parametrize(("native_s", "rounds"), [(0.031, 4), (0.032, 2)])
+def test_a_first_rung_of_long_calls_is_one_pair_in_each_order(native_s: float, rounds: int) -> None:
+    pairs = first_rung(ScriptedBench([1.0], native_s=native_s))
+    assert [pair.native_first for pair in pairs].count(True) == rounds // 2
+    assert len(pairs) == rounds
+
+
 def test_one_outlier_ends_no_first_rung() -> None:
     bench = ScriptedBench([1.1])
     slow_first: Iterator[float] = iter([-math.log(3), 0.0, 0.0, 0.0])

@@ -189,6 +189,24 @@ def test_an_output_that_changes_while_it_is_timed_is_noticed() -> None:
     assert timed.recheck(1, sides) is None
 
 
+@pytest.mark.parametrize("again", [Timer.forget, lambda timed: timed.fresh(1)])
+def test_what_was_said_of_an_arm_is_not_said_of_the_next_one_of_its_number(again: Callable[[Timer], object]) -> None:
+    calls = {"count": 0}
+
+    def drifting(a: Tensor, b: Tensor) -> Tensor:
+        calls["count"] += 1
+        return a @ b.T + (calls["count"] > 5)
+
+    timed = timer()
+    sides = {0: Side(point(2), drifting, True)}
+    timed.pair(FakeHarness(), 0, sides, native_first=True, inner=8)
+    assert timed.recheck(0, sides) is not None
+    again(timed)
+    sides = {0: Side(point(2), lambda a, b: a @ b.T, True)}
+    timed.pair(FakeHarness(), 0, sides, native_first=True, inner=8)
+    assert timed.recheck(0, sides) is None
+
+
 def test_a_non_deterministic_output_may_change_by_roundings_only() -> None:
     calls = {"count": 0}
 

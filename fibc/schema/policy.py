@@ -32,8 +32,9 @@ class Policy:
         patience: A finalist is given up where, even at the upper end of its 95 % interval, it needs more than so many
             times the pairs that the test has (32 sessions of 8 pairs: 256).
         pairs_per_session: Pairs of an arm in a session; even, half of them native-first.
-        heavy_pairs: The same where a key is heavy.
-        heavy_s: A key is heavy where ``pairs_per_session`` pairs of all its arms would take longer, in seconds.
+        heavy_pairs: The same where a key is heavy, and in the first rung of a trial that is.
+        heavy_s: A key is heavy where ``pairs_per_session`` pairs of all its arms would take longer, in seconds; a trial
+            where those of its candidate would.
         fixed_sessions: Sessions of reconfirm, boundary, test and the gate.
         gate_comparisons: Native-against-native comparisons of the gate.
         gate_allowed: So many of them may look faster. Each errs at 5 %: more than 5 of 40 happen once in 70 gates.
