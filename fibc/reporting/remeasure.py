@@ -93,7 +93,16 @@ def _artifact(variant: Variant, kernels: Mapping[str, Kernel], cache: Cache) -> 
     library = object_path.with_suffix(".so")
     if not library.is_file():
         compiler = toolchain.find().cxx
-        command = [compiler, "-shared", "-nostartfiles", "-Wl,-z,defs", "-o", library, object_path, "-lc"]
+        command: list[str | Path] = [
+            compiler,
+            "-shared",
+            "-nostartfiles",
+            "-Wl,-z,defs",
+            "-o",
+            library,
+            object_path,
+            "-lc",
+        ]
         done = isolation.run(command, timeout_s=DEFAULT_TIMEOUT_S)
         if not done.ok:
             raise BuildError(f"{variant.candidate}: cannot be linked: {done.stderr_tail.strip()}")

@@ -20,10 +20,20 @@
     return value;
   }
 
+  // plotly takes a second to read: tables come first, and it when a chart comes near, or when nothing else is to do.
+  function plotly() {
+    if (!window.Plotly) {
+      const script = document.createElement("script");
+      script.textContent = document.getElementById("plotly").textContent;
+      document.head.append(script);
+    }
+    return window.Plotly;
+  }
+
   function draw(element, figure) {
     drawn.set(element, figure);
     const layout = { ...structuredClone(figure.layout), autosize: true };
-    Plotly.react(element, coloured(structuredClone(figure.data)), coloured(layout), config);
+    plotly().react(element, coloured(structuredClone(figure.data)), coloured(layout), config);
     element.dataset.drawn = isDark() ? "dark" : "light";
   }
 
@@ -121,4 +131,5 @@
   system.addEventListener("change", repaint);
   repaint();
   root.dataset.ready = "yes";
+  requestIdleCallback(plotly);
 })();
