@@ -52,7 +52,7 @@ def layout(height: int) -> Figure:
             "size": 13,
             "color": light("ink"),
         },
-        "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "yref": "paper"},
+        "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "yref": "paper", "traceorder": "normal"},
         "hoverlabel": {"bgcolor": light("surface"), "bordercolor": light("line"), "font": {"color": light("ink")}},
         "dragmode": False,
         "template": None,

@@ -23,6 +23,9 @@ VERDICTS = {
 }
 """Name, colour and marker of a verdict."""
 
+LABEL_SHARE = 0.05
+"""A narrower region, as a part of the axis, has no number in the chart: labels would overlap on a phone."""
+
 HEAT_LIMIT = math.log(2.0)
 """Where the colours of the search end: half of native's speed, and twice as fast."""
 
@@ -177,7 +180,7 @@ def search_map(searches: Sequence[SearchReport]) -> Figure | None:
     common = layout(130 + max(14, min(ROW_PX, 900 // len(searches))) * len(searches))
     figure.update_layout(
         **(common | {"margin": common["margin"] | {"b": 90}}),
-        xaxis=axis("trial", showgrid=False, zeroline=False),
+        xaxis=axis("trial", showgrid=False, zeroline=False, range=[0.5, columns + 0.5]),
         yaxis=category([search.key for search in searches]) | {"showgrid": False},
     )
     return plain(figure)
@@ -303,7 +306,8 @@ def _interval_trace(go: Any, cells: Sequence[CellReport], name: str, colour: str
 
 
 def _add_regions(figure: Any, table: TableReport) -> None:
-    """Put a tinted band behind the sizes that each variant serves, with its number on top."""
+    """Put a tinted band behind the sizes that each variant serves, with its number on top where there is room."""
+    whole = math.log(max(point.x[0] for point in table.latencies) + 1)
     for region in table.regions:
         first, last = region.bounds[0]
         low, high = max(first - 0.5, 0.75), last + 0.5
@@ -319,6 +323,8 @@ def _add_regions(figure: Any, table: TableReport) -> None:
             fillcolor=light("served_tint"),
             line={"width": 1, "color": light("surface")},
         )
+        if math.log(high / low) < LABEL_SHARE * whole:
+            continue
         figure.add_annotation(
             x=(math.log10(low) + math.log10(high)) / 2,
             y=1,

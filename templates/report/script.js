@@ -66,7 +66,7 @@
     const failed = trials.filter((trial) => trial[3] === null);
     if (failed.length)
       traces.push({
-        type: "scatter", mode: "markers", name: "failed", x: failed.map((t) => t[0]), y: failed.map(() => 0),
+        type: "scatter", mode: "markers", name: "failed", cliponaxis: false, x: failed.map((t) => t[0]), y: failed.map(() => 0),
         text: failed.map((t) => templates[t[1]] + ": " + t[4]), hovertemplate: "trial %{x}: %{text}<extra></extra>",
         marker: { color: data.palette.bad[0], symbol: "x-thin", size: 9, line: { width: 2, color: data.palette.bad[0] } },
       });
