@@ -8,6 +8,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -69,6 +70,7 @@ class Browser:
         self._process = subprocess.Popen(
             ["bash", "-c", script, "bash", *arguments],
             pass_fds=(commands, answers),
+            start_new_session=True,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -91,7 +93,7 @@ class Browser:
 
     def close(self) -> None:
         """End Chromium and remove its profile."""
-        self._process.kill()
+        os.killpg(self._process.pid, signal.SIGKILL)  # its children as well: they write into the profile
         self._process.wait()
         for handle in (self._commands, self._answers):
             os.close(handle)

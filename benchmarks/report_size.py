@@ -3,9 +3,10 @@
     python benchmarks/report_size.py
 
 makes records of a simulated table (60 keys, 60 candidates each, finalists raced and winners reconfirmed), writes the
-report, opens it in headless Chromium and waits until its script has run and its first charts are drawn; then changes
-the key of one chart. Prints bytes and seconds, writes them to ``benchmarks/results/<cpu>/report_size.json``, and exits
-with 1 where a promise is broken: under 8 MB, interactive within 2 s.
+report, opens it in headless Chromium, waits until its script has run, jumps to the chart of all speedups and waits
+until it is drawn; then changes the key of another chart. Prints bytes and seconds, writes them to
+``benchmarks/results/<cpu>/report_size.json``, and exits with 1 where a promise is broken: under 8 MB, interactive
+within 2 s.
 """
 
 from __future__ import annotations
@@ -44,7 +45,11 @@ MAX_BYTES = 8_000_000
 MAX_S = 2.0
 
 CONDITIONS = Conditions("A=hot B=cold", "graph", "cuda_event", 1)
-READY = "document.documentElement.dataset.ready === 'yes' && !!document.querySelector('.chart[data-drawn]')"
+FAILED = (Status.COMPILE_ERROR, Status.RESOURCE, Status.INCORRECT_NUMERICAL)
+
+READY = "document.documentElement.dataset.ready === 'yes'"
+JUMP = "document.querySelector('.jump a[href$=-s-speed]').click()"
+DRAWN = "!!document.querySelector('#t0-speedup[data-drawn]')"
 
 
 def write_records(path: Path, num_keys: int, num_candidates: int, seed: int = 0) -> None:
@@ -118,9 +123,7 @@ def _candidate(number: int, first: int) -> Candidate:
 
 def _evaluation(candidate: Candidate, key: FeatureKey, speedup: float, rng: random.Random) -> Evaluation:
     failed = rng.random() < 0.05
-    status = (
-        rng.choice((Status.COMPILE_ERROR, Status.RESOURCE, Status.INCORRECT_NUMERICAL)) if failed else Status.PASSED
-    )
+    status = rng.choice(FAILED) if failed else Status.PASSED
     pairs = () if failed else tuple(_pair(key, speedup, rng, native_first=n % 2 == 0) for n in range(4))
     correctness = None if failed else Correctness(1e-3, 1e-2, 0.4, deterministic=True, num_cases=14)
     log = "ptxas error: Entry function uses too much shared data (0x39c00 bytes, 0x38c00 max)" if failed else ""
@@ -170,6 +173,8 @@ def main() -> int:
                     opened = time.monotonic()
                     browser.open(page, width=390 if phone else 1280, height=844, phone=phone)
                     browser.wait_for(READY)
+                    browser.evaluate(JUMP)
+                    browser.wait_for(DRAWN)
                     ready.append(time.monotonic() - opened)
                     answers.append(_answer(browser))
                     assert not browser.problems, browser.problems
@@ -189,8 +194,9 @@ def main() -> int:
     }
     print(
         f"{options.keys} keys x {options.candidates} candidates: {num_bytes / 1e6:.2f} MB "
-        f"(promise {MAX_BYTES / 1e6:g}), written in {written_s:.1f} s, interactive in {max(ready):.2f} s at worst, "
-        f"{statistics.median(ready):.2f} s in the median (promise {MAX_S:g}), another key in {max(answers):.2f} s"
+        f"(promise {MAX_BYTES / 1e6:g}), written in {written_s:.1f} s, interactive in {max(ready):.2f} s at "
+        f"worst, {statistics.median(ready):.2f} s in the median (promise {MAX_S:g}), another key in "
+        f"{max(answers):.2f} s"
     )
     if not options.no_write:
         out = Path(__file__).parent / "results" / safe_name(facts.model) / "report_size.json"

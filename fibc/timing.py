@@ -301,7 +301,7 @@ class Timer:
         return self._changed.get(arm)
 
     def forget(self) -> None:
-        """Drop every point's own tensors, and what was said of arms: the next ones may be others of the same numbers."""
+        """Drop every point's own tensors, and what was said of arms: the next may be others of the same numbers."""
         self._changed.clear()
         for place in self._places.clear(weights=False):
             self._meter.drop(place)

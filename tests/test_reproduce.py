@@ -87,7 +87,7 @@ def test_a_result_without_raw_samples_says_what_makes_it_anew() -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("none.txt", "found none"), ("gpu_tests.txt", "needs its raw samples beside"), ("x.md", "text")],
+    [("none.txt", "found none"), ("alone.txt", "needs its raw samples beside"), ("x.md", "text")],
 )
 def test_what_is_no_results_file_is_refused(tmp_path: Path, name: str, message: str) -> None:
     if name != "none.txt":

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
 
-from fibc.errors import ToolchainError
+from fibc.reporting.chart_style import Figure, axis, category, layout, plain, require_plotly
 from fibc.reporting.data import CellReport, LatencyPoint, SearchReport, TableReport
 from fibc.reporting.palette import LINES, light
 from fibc.schema.decision import Verdict
-
-Figure = dict[str, Any]
 
 ROW_PX = 26
 """Height of a row of a chart that has one for every cell or key."""
@@ -26,36 +23,11 @@ VERDICTS = {
 }
 """Name, colour and marker of a verdict."""
 
+LABEL_SHARE = 0.05
+"""A narrower region, as a part of the axis, has no number in the chart: labels would overlap on a phone."""
+
 HEAT_LIMIT = math.log(2.0)
 """Where the colours of the search end: half of native's speed, and twice as fast."""
-
-
-def require_plotly() -> Any:
-    """Return ``plotly.graph_objects``.
-
-    Raises:
-        ToolchainError: If plotly is not installed.
-    """
-    try:
-        import plotly.graph_objects as go
-    except ImportError:
-        raise ToolchainError(
-            "fibc report: HTML needs plotly, found none "
-            '(pip install "fibc[report]"; --json, --csv and --markdown do without)'
-        ) from None
-    return go
-
-
-def plotly_script() -> str:
-    """Return the text of plotly.min.js.
-
-    Raises:
-        ToolchainError: If plotly is not installed.
-    """
-    require_plotly()
-    from plotly.offline import get_plotlyjs
-
-    return str(get_plotlyjs())
 
 
 def speedups(table: TableReport) -> Figure | None:
@@ -96,11 +68,11 @@ def speedups(table: TableReport) -> Figure | None:
         )
     wide = max(ends) / min(ends) > 3
     figure.update_layout(
-        **_layout(90 + ROW_PX * len(cells)),
-        xaxis=_axis("speedup over native" + (", logarithmic" if wide else ""), type="log" if wide else "linear"),
-        yaxis=_category([cell.cell for cell in cells]),
+        **layout(90 + ROW_PX * len(cells)),
+        xaxis=axis("speedup over native" + (", logarithmic" if wide else ""), type="log" if wide else "linear"),
+        yaxis=category([cell.cell for cell in cells]),
     )
-    return _plain(figure)
+    return plain(figure)
 
 
 def latencies(table: TableReport) -> Figure | None:
@@ -136,13 +108,11 @@ def latencies(table: TableReport) -> Figure | None:
             )
         )
     figure.update_layout(
-        **_layout(440),
-        xaxis=_axis(
-            f"{name}, logarithmic", type="log", tickangle=0, tickvals=_powers([point.x[0] for point in points])
-        ),
-        yaxis=_axis("latency of a call, us, logarithmic", type="log", tickformat="~r", dtick="D2"),
+        **layout(440),
+        xaxis=axis(f"{name}, logarithmic", type="log", tickangle=0, tickvals=_powers([point.x[0] for point in points])),
+        yaxis=axis("latency of a call, us, logarithmic", type="log", tickformat="~r", dtick="D2"),
     )
-    return _plain(figure)
+    return plain(figure)
 
 
 def search_map(searches: Sequence[SearchReport]) -> Figure | None:
@@ -207,13 +177,13 @@ def search_map(searches: Sequence[SearchReport]) -> Figure | None:
                 hovertemplate="%{y}, trial %{x}: %{text}<extra></extra>",
             )
         )
-    layout = _layout(130 + max(14, min(ROW_PX, 900 // len(searches))) * len(searches))
+    common = layout(130 + max(14, min(ROW_PX, 900 // len(searches))) * len(searches))
     figure.update_layout(
-        **(layout | {"margin": layout["margin"] | {"b": 90}}),
-        xaxis=_axis("trial", showgrid=False, zeroline=False),
-        yaxis=_category([search.key for search in searches]) | {"showgrid": False},
+        **(common | {"margin": common["margin"] | {"b": 90}}),
+        xaxis=axis("trial", showgrid=False, zeroline=False, range=[0.5, columns + 0.5]),
+        yaxis=category([search.key for search in searches]) | {"showgrid": False},
     )
-    return _plain(figure)
+    return plain(figure)
 
 
 def fast_p(table: TableReport, family: str) -> Figure | None:
@@ -246,11 +216,11 @@ def fast_p(table: TableReport, family: str) -> Figure | None:
     for p in (0.95, 1.0):
         figure.add_vline(x=p, line={"color": light("muted"), "width": 1, "dash": "dot"})
     figure.update_layout(
-        **_layout(320),
-        xaxis=_axis("p, times native's speed", range=[curves[0].range_low, curves[0].range_high]),
-        yaxis=_axis("share faster than p", range=[0, 1.04], tickformat=".0%"),
+        **layout(320),
+        xaxis=axis("p, times native's speed", range=[curves[0].range_low, curves[0].range_high]),
+        yaxis=axis("share faster than p", range=[0, 1.04], tickformat=".0%"),
     )
-    return _plain(figure)
+    return plain(figure)
 
 
 def failures(table: TableReport) -> Figure | None:
@@ -277,9 +247,9 @@ def failures(table: TableReport) -> Figure | None:
             )
         )
     figure.update_layout(
-        **_layout(110 + 34 * len(statuses)), barmode="stack", xaxis=_axis("trials"), yaxis=_category(statuses)
+        **layout(110 + 34 * len(statuses)), barmode="stack", xaxis=axis("trials"), yaxis=category(statuses)
     )
-    return _plain(figure)
+    return plain(figure)
 
 
 def cost(table: TableReport) -> Figure | None:
@@ -308,9 +278,9 @@ def cost(table: TableReport) -> Figure | None:
         )
     )
     figure.update_layout(
-        **_layout(90 + 34 * len(known)), xaxis=_axis("seconds"), yaxis=_category([name for name, _, _ in known])
+        **layout(90 + 34 * len(known)), xaxis=axis("seconds"), yaxis=category([name for name, _, _ in known])
     )
-    return _plain(figure)
+    return plain(figure)
 
 
 def _interval_trace(go: Any, cells: Sequence[CellReport], name: str, colour: str, symbol: str) -> Any:
@@ -336,7 +306,8 @@ def _interval_trace(go: Any, cells: Sequence[CellReport], name: str, colour: str
 
 
 def _add_regions(figure: Any, table: TableReport) -> None:
-    """Put a tinted band behind the sizes that each variant serves, with its number on top."""
+    """Put a tinted band behind the sizes that each variant serves, with its number on top where there is room."""
+    whole = math.log(max(point.x[0] for point in table.latencies) + 1)
     for region in table.regions:
         first, last = region.bounds[0]
         low, high = max(first - 0.5, 0.75), last + 0.5
@@ -352,6 +323,8 @@ def _add_regions(figure: Any, table: TableReport) -> None:
             fillcolor=light("served_tint"),
             line={"width": 1, "color": light("surface")},
         )
+        if math.log(high / low) < LABEL_SHARE * whole:
+            continue
         figure.add_annotation(
             x=(math.log10(low) + math.log10(high)) / 2,
             y=1,
@@ -379,54 +352,3 @@ def _powers(values: Sequence[int]) -> list[int]:
     low, high = math.floor(math.log2(max(min(values), 1))), math.ceil(math.log2(max(*values, 1)))
     step = max(1, math.ceil((high - low) / 6))
     return [2**power for power in range(low, high + 1, step)]
-
-
-def _layout(height: int) -> Figure:
-    return {
-        "height": height,
-        "margin": {"l": 8, "r": 12, "t": 36, "b": 44},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": {
-            "family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif",
-            "size": 13,
-            "color": light("ink"),
-        },
-        "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "yref": "paper"},
-        "hoverlabel": {"bgcolor": light("surface"), "bordercolor": light("line"), "font": {"color": light("ink")}},
-        "dragmode": False,
-        "template": None,
-    }
-
-
-def _axis(title: str, **more: Any) -> Figure:
-    return {
-        "title": {"text": title, "font": {"size": 13, "color": light("muted")}, "standoff": 8},
-        "gridcolor": light("grid"),
-        "linecolor": light("line"),
-        "tickcolor": light("line"),
-        "zeroline": False,
-        "automargin": True,
-        "fixedrange": True,
-        **more,
-    }
-
-
-def _category(names: Sequence[str]) -> Figure:
-    """Return an axis of names, the first one on top."""
-    return _axis("") | {
-        "type": "category",
-        "categoryorder": "array",
-        "categoryarray": list(names),
-        "range": [len(names) - 0.4, -0.6],
-        "tickmode": "array",
-        "tickvals": list(names),
-        "ticks": "outside",
-        "ticklen": 6,
-    }
-
-
-def _plain(figure: Any) -> Figure:
-    """Return a figure as plain data; what is not a number in it is null."""
-    plain: Figure = json.loads(figure.to_json())
-    return plain

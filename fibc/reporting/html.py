@@ -8,6 +8,7 @@ from typing import Any
 
 from fibc.render import Renderer
 from fibc.reporting import charts
+from fibc.reporting.chart_style import plotly_script
 from fibc.reporting.data import NOT_RECORDED, ReportData, TableReport
 from fibc.reporting.palette import PALETTE
 
@@ -44,7 +45,7 @@ def write_html(data: ReportData) -> str:
             "embedded": embed(
                 {"figures": figures, "palette": PALETTE, "search": {p["id"]: p["trajectory"] for p in pages}}
             ),
-            "plotly": charts.plotly_script(),
+            "plotly": plotly_script(),
             "title": _title(data),
         },
     )

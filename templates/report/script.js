@@ -20,10 +20,20 @@
     return value;
   }
 
+  // plotly takes a second to read: tables come first, and it when a chart comes near, or when nothing else is to do.
+  function plotly() {
+    if (!window.Plotly) {
+      const script = document.createElement("script");
+      script.textContent = document.getElementById("plotly").textContent;
+      document.head.append(script);
+    }
+    return window.Plotly;
+  }
+
   function draw(element, figure) {
     drawn.set(element, figure);
     const layout = { ...structuredClone(figure.layout), autosize: true };
-    Plotly.react(element, coloured(structuredClone(figure.data)), coloured(layout), config);
+    plotly().react(element, coloured(structuredClone(figure.data)), coloured(layout), config);
     element.dataset.drawn = isDark() ? "dark" : "light";
   }
 
@@ -56,7 +66,7 @@
     const failed = trials.filter((trial) => trial[3] === null);
     if (failed.length)
       traces.push({
-        type: "scatter", mode: "markers", name: "failed", x: failed.map((t) => t[0]), y: failed.map(() => 0),
+        type: "scatter", mode: "markers", name: "failed", cliponaxis: false, x: failed.map((t) => t[0]), y: failed.map(() => 0),
         text: failed.map((t) => templates[t[1]] + ": " + t[4]), hovertemplate: "trial %{x}: %{text}<extra></extra>",
         marker: { color: data.palette.bad[0], symbol: "x-thin", size: 9, line: { width: 2, color: data.palette.bad[0] } },
       });
@@ -121,4 +131,5 @@
   system.addEventListener("change", repaint);
   repaint();
   root.dataset.ready = "yes";
+  requestIdleCallback(plotly);
 })();
