@@ -2,11 +2,11 @@
 
 ::
 
-    python benchmarks/overlap.py --definition defs/fused_add_rmsnorm.json --keys 4 --trials 12 --trial-s 1.0
+    python benchmarks/overlap.py --definition defs/fused_add_rmsnorm.json --keys 4 --trials 12 --trial-s 0.8
 
 searches the same keys twice, each time with an empty cache: with no compiler ahead, and with some. No GPU is needed:
 Triton cross-compiles, and a trial sleeps for ``--trial-s`` as if a GPU were measured. Prints wall time, how long the
-search waited for compilers, and where its builds came from.
+search waited for compilers, and where its builds came from. A trial of more than a second would make a key heavy.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ def search(arguments: argparse.Namespace, compilers: int) -> str:
     builds = shop.builds
     return (
         f"{compilers} of {arguments.jobs} compilers ahead: {wall_s:6.1f} s, {trials} trials, {builds.waited_s:5.1f} s "
-        f"waiting for compilers; builds: {builds.ready} ready, {builds.awaited} under way, {builds.built} when asked"
+        f"waiting for compilers; builds: {builds.ready} ready, {builds.awaited} under way, {builds.built} when asked, "
+        f"{builds.unused} unused"
     )
 
 
@@ -107,7 +108,7 @@ def main() -> None:
     parser.add_argument("--target", default="cuda:sm_90a")
     parser.add_argument("--keys", type=int, default=4)
     parser.add_argument("--trials", type=int, default=12)
-    parser.add_argument("--trial-s", type=float, default=1.0)
+    parser.add_argument("--trial-s", type=float, default=0.8)
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--compilers", type=int, default=0, help="ahead; by default half of the jobs")
     arguments = parser.parse_args()

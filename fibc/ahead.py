@@ -26,9 +26,6 @@ MEASURING_CORES = 2
 SHARE = 2
 """One in so many of the compilers works ahead, so that the search finds as many idle for what it asks for at once."""
 
-NICENESS = 10
-"""Of what works ahead: where cores are short, the search's own compilers and whoever measures go first."""
-
 Plan = Callable[[], Iterable[tuple[Backend, Candidate]]]
 """What a key will ask for, in order; called once, in the thread that builds ahead, when the keys before have theirs."""
 
@@ -109,7 +106,8 @@ class Ahead:
     @property
     def counts(self) -> BuildCounts:
         """What became of the builds that were asked for."""
-        return BuildCounts(round(self._waited_s, 1), **self._num)
+        unused = len(self._made.keys() - self._asked)
+        return BuildCounts(round(self._waited_s, 1), **self._num, unused=unused)
 
     def reach(self, place: int) -> None:
         """Forget what the keys before plan ``place`` did not ask for; what that plan raised is raised now."""
@@ -162,8 +160,6 @@ class Ahead:
     # The thread ------------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        mine = os.PRIO_PROCESS, threading.get_native_id()  # of this thread, and so of what it starts
-        os.setpriority(*mine, min(19, os.getpriority(*mine) + NICENESS))
         with self._leash.worn():
             while self._plan() and (batch := self._next()):
                 self._make(*batch)

@@ -31,12 +31,14 @@ class BuildCounts:
         ready: Builds that were done when they were asked for, compiled beside the measurement of others.
         awaited: Builds that were under way.
         built: Builds that began when they were asked for; those in the cache are among them.
+        unused: Builds that were done and that nobody asked for.
     """
 
     waited_s: float = 0.0
     ready: int = 0
     awaited: int = 0
     built: int = 0
+    unused: int = 0
 
 
 @dataclass(frozen=True)
