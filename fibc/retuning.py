@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fibc import gate
+from fibc import cache_share, gate
 from fibc.backends.compiled_store import CompiledStore
 from fibc.cache import Cache
 from fibc.codegen import harness
@@ -120,6 +120,7 @@ def _evaluator(task: Task, gpu: Gpu | None, cache: Cache) -> Evaluator:
         workloads=task.workloads,
         num_threads=task.environment.num_threads,
         mode=task.mode,
+        cache_share_bytes=None if gpu else cache_share.find(task.environment, cache),
     )
 
 

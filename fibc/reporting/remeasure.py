@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from fibc import decide, gpus, isolation, measure, toolchain
+from fibc import cache_share, decide, gpus, measure
+from fibc.backends.recorded import restore
 from fibc.cache import Cache
 from fibc.codegen import harness
 from fibc.environment import detect
-from fibc.errors import BuildError, InputError
+from fibc.errors import InputError
 from fibc.evaluate import Evaluator
-from fibc.published import Kernel, read_published
+from fibc.published import Published, read_published
 from fibc.reporting.figures import Measured
 from fibc.reporting.gather import speedup_of
 from fibc.reporting.recorded import Recorded
 from fibc.schema.candidate import Artifact
 from fibc.schema.decision import Decision
-from fibc.schema.digest import digest_text
 from fibc.schema.evaluation import Arm
 from fibc.schema.feature import FeatureKey
 from fibc.schema.policy import Policy
 from fibc.schema.silicon import CudaValidity
-from fibc.schema.table import Variant
 from fibc.settings import DEFAULT_SEED, DEFAULT_TIMEOUT_S
 from fibc.shop import conditions_of
 
@@ -49,7 +47,7 @@ def remeasure(records: Path, recorded: Recorded, policy: Policy) -> tuple[tuple[
     if environment.validity() != table.validity:
         return (), (f"not measured: the device is not at hand: {table.validity}, here is {environment.validity()}",)
     cache = Cache()
-    artifacts = {variant.candidate.digest: _artifact(variant, published.kernels, cache) for variant in table.variants}
+    artifacts = _restored(published, cache)
     rows = [row for row in table.rows if row.candidate and row.reconfirm]
     keys = {row.cell: _key(row) for row in rows}
     arms = [Arm(str(keys[row.cell]), n, row.candidate) for row in rows for n in range(len(row.reconfirm))]
@@ -61,6 +59,8 @@ def remeasure(records: Path, recorded: Recorded, policy: Policy) -> tuple[tuple[
         timeout_s=DEFAULT_TIMEOUT_S,
         seed=SEED,
         num_threads=environment.num_threads,
+        mode=rows[0].reconfirm[0].mode if rows else "",
+        cache_share_bytes=None if environment.gpu else cache_share.find(environment, cache),
     ) as evaluator:
         conditions = conditions_of(evaluator)
         bench = evaluator.bench(arms, artifacts, list(keys.values()), fresh_process=True)
@@ -83,35 +83,12 @@ def _key(row: Decision) -> FeatureKey:
     return FeatureKey(row.cell, points, 0, row.synthetic)
 
 
-def _artifact(variant: Variant, kernels: Mapping[str, Kernel], cache: Cache) -> Artifact:
-    """Return a recorded kernel as a worker loads it: the object that was served, linked as it was measured."""
-    kernel = kernels.get(variant.symbol)
-    if kernel is None:
-        raise InputError(f"{variant.candidate}: must be recorded with its kernel to be measured again, is not")
-    digest = digest_text(variant.symbol, kernel.object_code)
-    object_path = cache.put_bytes("recorded", digest, ".o", kernel.object_code)
-    library = object_path.with_suffix(".so")
-    if not library.is_file():
-        compiler = toolchain.find().cxx
-        command: list[str | Path] = [
-            compiler,
-            "-shared",
-            "-nostartfiles",
-            "-Wl,-z,defs",
-            "-o",
-            library,
-            object_path,
-            "-lc",
-        ]
-        done = isolation.run(command, timeout_s=DEFAULT_TIMEOUT_S)
-        if not done.ok:
-            raise BuildError(f"{variant.candidate}: cannot be linked: {done.stderr_tail.strip()}")
-    return Artifact(
-        variant.artifact,
-        str(object_path),
-        str(library),
-        variant.symbol,
-        len(kernel.object_code),
-        kernel.source,
-        variant.guards,
-    )
+def _restored(published: Published, cache: Cache) -> dict[str, Artifact]:
+    """Return the recorded kernels as workers load them, by candidate: the objects that were served."""
+    artifacts = {}
+    for variant in published.table.variants:
+        kernel = published.kernels.get(variant.symbol)
+        if kernel is None:
+            raise InputError(f"{variant.candidate}: must be recorded with its kernel to be measured again, is not")
+        artifacts[variant.candidate.digest] = restore(variant, kernel, cache)
+    return artifacts
