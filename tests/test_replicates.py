@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -109,4 +110,9 @@ def test_a_winner_that_does_not_hold_over_all_devices_is_demoted_and_the_odd_dev
     (result,) = fibc.retune(tmp_path / "out", max_age_s=0.0, check=True)
     assert [flip.cell for flip in result.flips] == ["1"]
     assert result.num_held == 1
-    assert any(note.startswith("the first device: 1.3") for note in result.notes), result.notes
+    odd = [note for note in result.notes if note.startswith("the first device: ")]
+    assert odd, result.notes
+    for note in odd:
+        own, pooled = (float(number) for number in re.findall(r"(\d\.\d+)x", note))
+        assert own == pytest.approx(1.3, rel=0.01), note
+        assert pooled == pytest.approx(0.85, rel=0.01), note
