@@ -43,6 +43,7 @@ from fibc.environment import Environment, detect
 from fibc.errors import FibcError, InputError
 from fibc.gpu_lock import lock_device
 from fibc.paths import atomic_write, safe_name
+from fibc.schema.decision import SESSION
 from fibc.settings import DEFAULT_LOCK_WAIT_S
 
 RESULTS = Path(__file__).parent / "results"
@@ -76,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--control-repeats", type=int)
     parser.add_argument("--hidden", type=int, help="names under which native hides")
     parser.add_argument("--planted", type=float, help="true speedup of the planted winner")
-    parser.add_argument("--parts", type=int, help="processes of the referee for a definition, four sessions each")
+    parser.add_argument("--parts", type=int, help="of the referee for a definition, four sessions each")
     parser.add_argument("--seed", type=int)
     return parser
 
@@ -127,7 +128,12 @@ def _run(options: argparse.Namespace, arguments: list[str]) -> int:
     _check_bundle(bundle, plan, bundle_dir)
     log = Log(
         work / "referee.jsonl",
-        {"plan": plan.digest, "candidates": bundle.digest, "environment": environment.digest},
+        {
+            "plan": plan.digest,
+            "candidates": bundle.digest,
+            "environment": environment.digest,
+            **({"session": SESSION} if environment.gpu is not None else {}),
+        },
     )
     machine = Machine(plan.target, bundle.built, environment, harness.build(cache), plan.seed)
     names = [definition.name for definition in plan.definitions]

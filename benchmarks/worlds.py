@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -45,6 +45,7 @@ class World:
         two_states: The clock jumps between two states.
         bursts: Other work on the machine makes runs of samples slow.
         layout: Standard deviation of the offset that each kernel draws in each session.
+        process: The same of one that it draws in each process, where a process has several sessions.
     """
 
     name: str
@@ -54,6 +55,7 @@ class World:
     two_states: bool = False
     bursts: bool = False
     layout: float = 0.0
+    process: float = 0.0
 
 
 MACHINES: tuple[World, ...] = (
@@ -72,7 +74,13 @@ class SimulatedBench:
     """A Bench of arms with known true speedups. Its noise goes on from session to session, as a machine's does."""
 
     def __init__(
-        self, world: World, arms: Sequence[Arm], speedups: Sequence[float], seed: int, native_s: float = 50e-6
+        self,
+        world: World,
+        arms: Sequence[Arm],
+        speedups: Sequence[float],
+        seed: int,
+        native_s: float = 50e-6,
+        process_of: Callable[[int], int] = lambda session: session,
     ) -> None:
         """Make a machine.
 
@@ -81,6 +89,7 @@ class SimulatedBench:
             speedups: True native latency / candidate latency of each arm.
             seed: Of all noise but the layout offsets, which follow from it and the session's seed.
             native_s: True latency of native, everywhere.
+            process_of: The process of the n-th session, counted from 0; by default each has its own.
         """
         self.num_pairs = 0
         self._world = world
@@ -88,6 +97,8 @@ class SimulatedBench:
         self._native_s = native_s
         self._candidate_s = [native_s / speedup for speedup in speedups]
         self._kernels = [(arm.key, arm.point) for arm in arms]
+        self._process_of = process_of
+        self._num_sessions = 0
         self._rng = np.random.default_rng(seed)
         self._noise: list[float] = []
         self._next = 0
@@ -95,8 +106,9 @@ class SimulatedBench:
 
     @contextmanager
     def session(self, seed: int) -> Iterator[SimulatedSession]:
-        """Open a session with layout offsets of its own."""
-        yield SimulatedSession(self, random.Random(self._seed * 2**32 + seed))
+        """Open a session with layout offsets of its own, in the next process of ``process_of``."""
+        process, self._num_sessions = self._process_of(self._num_sessions), self._num_sessions + 1
+        yield SimulatedSession(self, random.Random(self._seed * 2**32 + seed), process)
 
     def draw(self) -> tuple[float, float]:
         """Return the noise factors of the next two samples."""
@@ -112,9 +124,10 @@ class SimulatedBench:
 class SimulatedSession:
     """One session of a SimulatedBench."""
 
-    def __init__(self, bench: SimulatedBench, rng: random.Random) -> None:
+    def __init__(self, bench: SimulatedBench, rng: random.Random, process: int) -> None:
         self._bench = bench
         self._rng = rng
+        self._process = process
         self._sample = 0
         self._native: dict[tuple[str, int], float] = {}
         self._candidates: dict[int, float] = {}
@@ -136,13 +149,17 @@ class SimulatedSession:
         bench = self._bench
         kernel = bench._kernels[candidate]
         if kernel not in self._native:
-            self._native[kernel] = bench._native_s * self._offset()
+            self._native[kernel] = bench._native_s * self._offset(kernel)
         if candidate not in self._candidates:
-            self._candidates[candidate] = bench._candidate_s[candidate] * self._offset()
+            self._candidates[candidate] = bench._candidate_s[candidate] * self._offset(candidate)
         return self._native[kernel], self._candidates[candidate]
 
-    def _offset(self) -> float:
-        return math.exp(self._rng.gauss(0.0, self._bench._world.layout))
+    def _offset(self, kernel: object) -> float:
+        world = self._bench._world
+        offset = self._rng.gauss(0.0, world.layout)
+        if world.process:
+            offset += random.Random(f"{self._bench._seed} {self._process} {kernel}").gauss(0.0, world.process)
+        return math.exp(offset)
 
 
 def _log_noise(world: World, rng: np.random.Generator, count: int) -> NDArray[np.float64]:

@@ -36,7 +36,7 @@ class ArmsFailed(FibcError):  # noqa: N818 - as above
 
 
 class Session(Protocol):
-    """One process (or one set of fresh buffers) in which arms can be timed.
+    """One process in which arms can be timed.
 
     Contract:
         * ``pair`` times both halves one directly after the other, in the order asked for: the same inputs, cores and

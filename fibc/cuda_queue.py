@@ -59,6 +59,10 @@ class Queue(Protocol):
         """Return what queues again all that ``enqueue`` queues, at once; its work is not done now."""
         ...
 
+    def shed(self) -> None:
+        """Give all unused memory back."""
+        ...
+
     def scatter(self, rng: random.Random) -> None:
         """Give all unused memory back, and have what is allocated next lie elsewhere than before."""
         ...
@@ -139,17 +143,21 @@ class CudaQueue:
         anchor.capture_end()
         return pool, anchor
 
-    def scatter(self, rng: random.Random) -> None:
+    def shed(self) -> None:
+        """Give all unused memory back; that of graphs goes with their pool."""
         self.wait()
         self._pads.clear()
         self._flushed = None
-        torch.cuda.empty_cache()
         self._pool, self._anchor = self._new_pool()
+        torch.cuda.empty_cache()
+
+    def scatter(self, rng: random.Random) -> None:
+        self.shed()
         for step, most in ((_SMALL_STEP, 1 << 10), (_LARGE_STEP, 1 << 5)):
             for _ in range(rng.randint(1, 8)):
                 num_bytes = step * rng.randint(1, most)
                 self._pads.append(torch.empty(num_bytes, dtype=torch.uint8, device="cuda"))
-        self.wake()
+        self._cycles_per_s = self._calibrate()  # others may have started beside this process when it was made
 
     def wake(self) -> None:
         """Keep the device busy until its clock is up."""

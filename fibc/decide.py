@@ -15,7 +15,7 @@ from fibc.schema.policy import PUBLISHED_LEVEL, Policy
 from fibc.sustained import Sustained
 
 ESTIMATOR = "hodges-lehmann"
-DESIGN = "paired-abba-sessions"
+DESIGN = "paired-abba-processes"
 
 MAX_SPLITS = 3
 """A cell is split at most so often: an eighth of a cell is as narrow as evidence for one crossover needs."""

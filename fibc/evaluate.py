@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,11 +16,12 @@ from fibc.backends.memory import total_bytes
 from fibc.bench import ArmFailed, Bench, Session
 from fibc.child import START_TIMEOUT_S, Child, ChildFailedError, may_be_bad_luck
 from fibc.errors import EvaluationError, InputError
-from fibc.gpu_process import GpuProcess
+from fibc.gpu_processes import GpuProcesses
 from fibc.process_bench import ArmPlan, Outcome, ProcessBench, ProcessSession, bind, run_sustained
 from fibc.processes import CpuProcesses, Processes
 from fibc.schema import codec
 from fibc.schema.candidate import NATIVE, Artifact, Candidate, Guards
+from fibc.schema.decision import SESSION
 from fibc.schema.definition import Definition
 from fibc.schema.evaluation import Arm, Correctness, Status
 from fibc.schema.feature import FeatureKey, Point
@@ -139,8 +141,9 @@ class Evaluator:
             device="cpu" if gpu is None else "cuda",
             mode=mode or (CPU_MODE if gpu is None else MODES[0]),
             gpu=None if gpu is None else codec.to_plain(gpu),
+            run_pid=os.getpid(),
         )
-        processes = CpuProcesses if gpu is None else GpuProcess
+        processes = CpuProcesses if gpu is None else GpuProcesses
         self._processes: Processes = processes(definition.name, self._setup)
         self._epoch = self._processes.epoch
         self._recorded = recorded_values(definition, known.values())
@@ -171,6 +174,7 @@ class Evaluator:
             "threads": str(self._setup.num_threads),
             "malloc": MALLOC_TUNABLES,
             "mode": self._setup.mode,
+            "session": SESSION,
             "timer": "cuda_event" if on_gpu and self._setup.mode != "eager" else "steady_clock",
         }
 
@@ -183,6 +187,16 @@ class Evaluator:
     def observed(self) -> Observed | None:
         """What was seen of the GPU while pairs were timed; None on a CPU. A worker that serves is asked."""
         return self._processes.observed()
+
+    @property
+    def started_s(self) -> float:
+        """Seconds that starting processes of fresh sessions took so far on a GPU; 0 on a CPU."""
+        return self._processes.started_s
+
+    def starting_s(self, num_sessions: int) -> float:
+        """Return about how many seconds such starts take for so many more sessions; 0 on a CPU, where they are part of
+        a session."""
+        return self._processes.starting_s(num_sessions)
 
     # Checks ----------------------------------------------------------------------------------------------------------
 
@@ -318,7 +332,7 @@ class Evaluator:
             artifacts: By the candidates' digests; an arm whose candidate is ``native`` times native beside itself.
             keys: Those that the arms name.
             fresh_process: Sessions are exec'd processes, as inference needs; else children of the zygote, which share
-                its memory layout and the weights' values.
+                its memory layout and the weights' values, or on a GPU the keeper.
         """
         points = {str(key): key.points for key in keys}
         plans = [
@@ -340,13 +354,13 @@ class Evaluator:
         return ProcessBench(self, plans, fresh_process=fresh_process, failed=late)
 
     def sustained(self, candidate: str, artifact: Artifact, point: Point) -> Sustained:
-        """Run a winner against native in long blocks, in a fresh session.
+        """Run a winner against native in long blocks. Nothing is inferred from them, and no fresh process is spent.
 
         Raises:
             ArmFailed: If it fails, or its output is another one afterwards.
         """
         plan = ArmPlan(candidate, point, artifact, self._deterministic.get(candidate, True))
-        return run_sustained(ProcessBench(self, [plan], fresh_process=True), self._setup.seed)
+        return run_sustained(ProcessBench(self, [plan], fresh_process=False), self._setup.seed)
 
     def aa_bench(self, keys: Sequence[FeatureKey], num: int) -> tuple[Bench, tuple[Arm, ...]]:
         """Return a bench of ``num`` arms of native against native at screening points of ``keys``, and the arms."""

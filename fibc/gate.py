@@ -8,6 +8,7 @@ from fibc import measure
 from fibc.cache import Cache
 from fibc.errors import GateError, InputError
 from fibc.evaluate import REFERENCE_TIMEOUT_S
+from fibc.schema.decision import SESSION
 from fibc.schema.digest import digest_json
 from fibc.schema.evidence import GateResult
 from fibc.schema.feature import FeatureKey
@@ -41,7 +42,8 @@ def require_gate(shop: Shop, cache: Cache) -> tuple[str, ...]:
     Raises:
         GateError: If it looks different from itself, twice.
     """
-    digest = gate_digest(shop.task.environment.digest, shop.conditions.mode, shop.conditions.timer)
+    session = "" if shop.task.environment.gpu is None else SESSION
+    digest = gate_digest(shop.task.environment.digest, shop.conditions.mode, shop.conditions.timer, session)
     known = cache.get_json("gate", digest)
     if known is not None and known.get("passed"):
         return ()
@@ -59,9 +61,13 @@ def require_gate(shop: Shop, cache: Cache) -> tuple[str, ...]:
     return (str(result),)
 
 
-def gate_digest(environment: str, mode: str = "eager", timer: str = "steady_clock") -> str:
-    """Return the identity of a gate's result: the environment and how it was timed, by default as on a CPU."""
-    return digest_json([environment, mode, timer])
+def gate_digest(environment: str, mode: str = "eager", timer: str = "steady_clock", session: str = "") -> str:
+    """Return the identity of a gate's result: the environment and how it was timed, by default as on a CPU.
+
+    Args:
+        session: What a session is, where it has not always been the same: on a GPU.
+    """
+    return digest_json([environment, mode, timer, *([session] if session else [])])
 
 
 def gate_record(result: GateResult, native: str) -> dict[str, Any]:

@@ -120,14 +120,24 @@ class GpuWorker(Worker):
         self._timer.hold(codec.from_plain(Point, point))
 
     def do_reseed(self, seed: int, fresh: bool = False) -> None:
-        """From here on make inputs from ``seed``; with ``fresh`` also weights, and at other addresses."""
+        """From here on make inputs from ``seed``; with ``fresh`` also weights, and at random distances."""
         if fresh:
             self._setup = replace(self._setup, seed=seed)
             self._timer.fresh(seed)
-            self._before = self._observed()
-            self._observer = self._observe()
+            self.do_watch()
         else:
             super().do_reseed(seed)
+
+    def do_watch(self) -> None:
+        """Observe anew: other processes of this run have come to the GPU."""
+        self._before = self._observed()
+        self._observer = self._observe()
+
+    def do_rest(self) -> int:
+        """Forget every candidate, and give back what timing holds; return the bytes that are free on the GPU."""
+        self.do_release()
+        self._timer.rest()
+        return int(torch.cuda.mem_get_info()[0])
 
     def do_release(self) -> None:
         """Forget every candidate."""
@@ -160,7 +170,7 @@ class GpuWorker(Worker):
 
     def _observe(self) -> Observer | None:
         """Return an observer of a session."""
-        return None if self._monitor is None else Observer(self._monitor, OwnProcesses(os.getppid()))
+        return None if self._monitor is None else Observer(self._monitor, OwnProcesses(self._setup.run_pid))
 
     def _observed(self) -> Observed:
         if self._observer is None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from pathlib import Path
 
 from fibc.clock import now
 from fibc.paths import OutLayout
+from fibc.prove import usual_sessions
 from fibc.records import RecordLog
 from fibc.runs import Member, Run
 from fibc.schema.decision import Comparison
@@ -14,6 +16,7 @@ from fibc.schema.observed import Observed
 from fibc.schema.result import BuildCounts, TuneResult
 from fibc.schema.table import DispatchTable
 from fibc.search.pruning import count_valid
+from fibc.session_pool import AT_ONCE, START_S
 from fibc.shop import Shop
 from fibc.task import Task
 
@@ -22,6 +25,9 @@ COMPILE_S = 1.0
 
 SESSION_START_S = 3.0
 """Start of an exec'd session: importing torch, and fresh weights."""
+
+GPU_SESSION_S = 0.6
+"""A session of 27 keys without its start; an H200, 2026-11-30."""
 
 TRIAL_DISK_BYTES = 60_000
 """A trial's object, library, records and dataset files."""
@@ -37,8 +43,7 @@ def dry_run(task: Task, layout: OutLayout) -> TuneResult:
     num_configs = sum(count_valid(space) for space in spaces)
     num_trials = len(task.keys) * min(task.trials, num_configs)
     num_builds = min(num_configs, num_trials)
-    num_sessions = task.policy.looks[0] + 3 * task.policy.fixed_sessions
-    estimate_s = num_builds * COMPILE_S / task.options.jobs + num_trials * 0.2 + num_sessions * SESSION_START_S * 2
+    estimate_s = num_builds * COMPILE_S / task.options.jobs + num_trials * 0.2 + _sessions_s(task)
     return _result(
         task,
         layout,
@@ -58,6 +63,14 @@ def dry_run(task: Task, layout: OutLayout) -> TuneResult:
             "out": str(layout.root),
         },
     )
+
+
+def _sessions_s(task: Task) -> float:
+    """Return about how many seconds the gate and the proof take."""
+    num_sessions = usual_sessions(task.policy) + task.policy.fixed_sessions
+    if task.environment.gpu is None:
+        return num_sessions * SESSION_START_S * 2
+    return num_sessions * GPU_SESSION_S + math.ceil(num_sessions / AT_ONCE) * START_S
 
 
 def up_to_date(task: Task, layout: OutLayout, table: DispatchTable) -> TuneResult:

@@ -16,7 +16,7 @@ from fibc.lock import lock_out
 from fibc.paths import OutLayout, check_out_writable
 from fibc.precompile import precompile
 from fibc.progress import Progress, Quiet
-from fibc.prove import Proof, prove, read_test_set, recorded_proof
+from fibc.prove import Proof, prove, read_test_set, recorded_proof, usual_sessions
 from fibc.publish import finished_table, keep_dataset, make_table, publish
 from fibc.published import read_published, record_files
 from fibc.rebuild import rebuild
@@ -154,8 +154,6 @@ def _work(task: Task, layout: OutLayout, cache: Cache, budget: Budget, progress:
         log.compact(lambda record: False)
     log.note_environment(task.environment.facts())
     stopwatch = Stopwatch()
-    if task.environment.gpu is not None:
-        budget.reserve(GPU_RESERVE_FRACTION)
     with (
         lock_device(task.environment.gpu, wait_s=DEFAULT_LOCK_WAIT_S, say=progress.note),
         log,
@@ -183,6 +181,8 @@ def _work(task: Task, layout: OutLayout, cache: Cache, budget: Budget, progress:
                 notes += gate.require_gate(shop, cache)
             with stopwatch("search"):
                 progress.stage("search", len(task.keys))
+                if task.environment.gpu is not None:
+                    budget.reserve(GPU_RESERVE_FRACTION, evaluator.starting_s(usual_sessions(task.policy)))
                 explored = explore(shop, store, task.keys)
                 budget.release_reserve()
             with stopwatch("prove"):

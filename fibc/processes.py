@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,12 +25,21 @@ class Processes(Protocol):
         * The keeper holds prepared cases. Where it was lost another one takes its place, without cases, and ``epoch``
           has grown.
         * A judge has the keeper's cases and no candidate. A session has no candidate either; its inputs follow from a
-          seed, and with ``fresh`` its memory is laid out anew, as inference needs.
+          seed, and with ``fresh`` it is a process that has served no other one, as inference needs.
         * Every judge and session is given back with ``end``, dead ones too, or with ``condemn`` where what it ran was
           wrong: nothing that it may have left behind meets another candidate. One is in use at a time.
     """
 
     epoch: int
+
+    @property
+    def started_s(self) -> float:
+        """Seconds that starting processes of fresh sessions took so far, where several are started at once."""
+        ...
+
+    def starting_s(self, num_sessions: int) -> float:
+        """Return about how many seconds such starts take for so many more fresh sessions."""
+        ...
 
     def observed(self) -> Observed | None:
         """Return what was seen of a GPU while pairs were timed; None where it is a CPU."""
@@ -55,6 +65,28 @@ def set_up(child: Child, name: str, setup: Setup, seed: int) -> None:
     ask_first(child, name, "setup", setup=codec.to_plain(setup) | {"seed": seed})
 
 
+def set_up_all(children: Sequence[Child], name: str, setup: Setup, seed: int) -> None:
+    """Have several workers get ready for candidates in parallel, and wait for all.
+
+    Raises:
+        EvaluationError: If one does not.
+    """
+    plain = codec.to_plain(setup) | {"seed": seed}
+    try:
+        for child in children:
+            child.tell("setup", setup=plain)
+            child.tell("start")
+        for child in children:
+            child.answer(START_TIMEOUT_S)
+            child.answer(START_TIMEOUT_S)
+    except ChildFailedError as error:
+        raise _not_started(name, error) from error
+
+
+def _not_started(name: str, error: ChildFailedError) -> EvaluationError:
+    return EvaluationError(f"{name}: a worker must start, and did not:\n{error.log}")
+
+
 def ask_first(child: Child, name: str, op: str, **arguments: Any) -> Any:
     """Return what a worker answers to something that no candidate has a part in.
 
@@ -65,7 +97,7 @@ def ask_first(child: Child, name: str, op: str, **arguments: Any) -> Any:
         return child.call(op, START_TIMEOUT_S, **arguments)
     except ChildFailedError as error:
         child.close()
-        raise EvaluationError(f"{name}: a worker must start, and did not:\n{error.log}") from error
+        raise _not_started(name, error) from error
 
 
 @dataclass(frozen=True)
@@ -91,6 +123,11 @@ class CpuProcesses:
         self._zygote: Child | None = None
         self._spare: Child | None = None
         self.epoch = 0
+        self.started_s = 0.0
+
+    def starting_s(self, num_sessions: int) -> float:
+        """Return 0: the start of a process belongs to its session."""
+        return 0.0
 
     def observed(self) -> None:
         """Return None."""

@@ -33,6 +33,11 @@ PUBLISH_S = 10.0
 """A module's build on two cores; 6.8 s on an Intel Xeon (Emerald Rapids), g++ 12.2, 2026-11-30."""
 
 
+def usual_sessions(policy: Policy) -> int:
+    """Return how many sessions a table takes where every race ends at the first look, test set included."""
+    return policy.looks[0] + 2 * policy.fixed_sessions
+
+
 @dataclass(frozen=True)
 class Proof:
     """What the evidence says about every cell.
@@ -181,6 +186,8 @@ class _Proving:
                 break
             if not riders:
                 continue
+            if not shop.time_to_start():
+                break
             bench = shop.evaluator.bench(self._arms, shop.artifacts, self._keys, fresh_process=True)
             ride(bench, riders, measure.session_seed(seed, "prove", index), shop.time_left)
             index += 1
@@ -189,6 +196,7 @@ class _Proving:
                 f"session {index}: {num_racing} keys in confirm, {len(self._cells) - num_racing} in reconfirm"
             )
             self._conclude_series()
+        self._conclude_races(may_go_on=False)  # where time ran out meanwhile
         for cell in self._cells:
             self._settle(cell)
         for key, _ in self._waiting:
@@ -315,25 +323,31 @@ class _Pace:
 
     def __init__(self, shop: Shop) -> None:
         self._shop = shop
-        self._began = shop.budget.elapsed()
         self._longest_s = 0.0
+        self.begins()
 
     def begins(self) -> None:
         """The first session begins."""
-        self._began = self._shop.budget.elapsed()
+        self._began = self._at_work_s()
+
+    def _at_work_s(self) -> float:
+        """Return the seconds of the run without starts of several processes at once, which are counted apart."""
+        return self._shop.budget.elapsed() - self._shop.evaluator.started_s
 
     def ended(self, text: str) -> None:
         """A session has ended; the first ones, with every key's finalists, are the longest."""
-        now = self._shop.budget.elapsed()
+        now = self._at_work_s()
         self._longest_s = max(self._longest_s, now - self._began)
         self._began = now
         self._shop.progress.step(text)
 
     def fits(self, num_sessions: int, num_races: int = 0) -> bool:
-        """Whether so many more sessions, each a part of the longest one, checks of winners and the build fit."""
+        """Whether so many more sessions, each a part of the longest one, their starts, checks of winners and the build
+        fit."""
         on_gpu = has_power_cap(self._shop.task.environment)
         checks_s = num_races * CHECKS_A_RACE * CHECK_S if on_gpu else 0.0
-        return self._shop.budget.fits(num_sessions * RECONFIRM_SHARE * self._longest_s + checks_s + PUBLISH_S)
+        sessions_s = num_sessions * RECONFIRM_SHARE * self._longest_s + self._shop.evaluator.starting_s(num_sessions)
+        return self._shop.budget.fits(sessions_s + checks_s + PUBLISH_S)
 
     def leaves_enough(self, num_sessions: int, num_races: int = 0) -> bool:
         """Whether races may go on after ``num_sessions``: the reconfirm still fits behind another session.
@@ -342,7 +356,7 @@ class _Pace:
         """
         policy = self._shop.task.policy
         if num_sessions < policy.looks[0]:
-            return not self._shop.budget.expired()
+            return self._shop.time_to_start()
         return self.fits(policy.fixed_sessions + 1, num_races)
 
 
@@ -382,17 +396,19 @@ def _assess(shop: Shop, decisions: Sequence[Decision], keys: Mapping[Cell, Featu
         if decision.cell in keys
         for point in range(len(keys[decision.cell].points))
     ]
-    shop.progress.stage(stage, shop.task.policy.fixed_sessions if arms else 0)
+    num_sessions = shop.task.policy.fixed_sessions
+    shop.progress.stage(stage, num_sessions if arms else 0)
     if not arms:
         return Assessment(stage, (), (), (), ())
     bench = shop.evaluator.bench(arms, shop.artifacts, list(keys.values()), fresh_process=True)
+    fits = shop.time_to_start(num_sessions)
     seen = measure.assess(
         bench,
         arms,
         shop.task.policy,
         shop.task.options.seed,
         stage,
-        time_left=shop.time_left,
+        time_left=lambda: fits and shop.time_left(),
         on_session=lambda session, num_keys: shop.progress.step(f"session {session + 1}, {num_keys} keys"),
     )
     shop.keep_samples(seen.samples)

@@ -126,6 +126,7 @@ def _measure(
         return Pooled(Assessment(STAGE, (), (), (), ()), ())
     seen = []
     for name, evaluator in devices:
+        fits = shop.budget.fits(evaluator.starting_s(policy.fixed_sessions))
         bench = evaluator.bench(arms, shop.artifacts, list(keys.values()), fresh_process=True)
         assessment = measure.assess(
             bench,
@@ -133,12 +134,16 @@ def _measure(
             policy,
             int(digest_text(str(shop.task.options.seed), salt, name)[:8], 16),
             STAGE,
-            time_left=shop.time_left,
+            time_left=shop.time_left if fits else _never,
             on_session=lambda session, num: shop.progress.step(f"session {session + 1}: {num} winners"),
         )
         shop.keep_samples(assessment.samples)
         seen.append((name, assessment))
     return pool(seen, policy)
+
+
+def _never() -> bool:
+    return False
 
 
 def _is_clear(seen: Assessment, key: FeatureKey, policy: Policy) -> bool:

@@ -54,6 +54,10 @@ class Shop:
     def time_left(self) -> bool:
         return not self.budget.expired()
 
+    def time_to_start(self, num_sessions: int = 1) -> bool:
+        """Whether time is left, and enough of it to start the processes of so many fresh sessions."""
+        return self.budget.fits(self.evaluator.starting_s(num_sessions))
+
     def keep_samples(self, samples: Sequence[SessionSamples]) -> None:
         """Append raw samples to the evidence."""
         for sample in samples:

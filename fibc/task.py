@@ -20,6 +20,7 @@ from fibc.errors import InputError, ToolchainError
 from fibc.sanitizer import PROGRAM, Sanitizer
 from fibc.schema import codec
 from fibc.schema.cells import default_features, make_keys, tuning_order
+from fibc.schema.decision import SESSION
 from fibc.schema.definition import Definition, load_definition
 from fibc.schema.digest import digest_json
 from fibc.schema.feature import Feature, FeatureKey
@@ -271,13 +272,16 @@ def _sanitizer(options: TuneOptions, gpu: Gpu | None) -> Sanitizer | None:
 
 
 def _timed(environment: Environment, mode: str) -> list[Any]:
-    """Return what evidence depends on beside the environment: a mode that is not the target's own.
+    """Return what evidence depends on beside the environment: a mode that is not the target's own, and on a GPU what a
+    session is, which was something else before.
 
     A caller without graphs pays for the host too, so its CPU belongs to evidence of the eager mode.
     """
-    if environment.gpu is None or mode == MODES[0]:
+    if environment.gpu is None:
         return []
-    return [mode, codec.to_plain(environment.cpu_validity())] if mode == "eager" else [mode]
+    if mode == MODES[0]:
+        return [SESSION]
+    return [SESSION, mode, codec.to_plain(environment.cpu_validity())] if mode == "eager" else [SESSION, mode]
 
 
 def _over_store(

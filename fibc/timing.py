@@ -154,6 +154,10 @@ class Meter(Protocol):
         """Forget what is kept for a place that is no more."""
         ...
 
+    def rest(self) -> None:
+        """Forget everything, and give back its memory."""
+        ...
+
     def fresh(self, rng: random.Random) -> None:
         """Forget everything, and have what is allocated next lie elsewhere."""
         ...
@@ -209,6 +213,9 @@ class HostMeter:
         """Calls end when they return."""
 
     def drop(self, place: Place) -> None:
+        """Nothing is kept."""
+
+    def rest(self) -> None:
         """Nothing is kept."""
 
     def fresh(self, rng: random.Random) -> None:
@@ -306,11 +313,17 @@ class Timer:
         for place in self._places.clear(weights=False):
             self._meter.drop(place)
 
-    def fresh(self, seed: int) -> None:
-        """Begin a session in this process: drop everything, weights too; what is made next lies at other addresses.
+    def rest(self) -> None:
+        """Drop everything, weights too, and give back its memory.
 
         Outputs are compared no more with those before: call ``recheck`` for every arm first.
         """
+        self._changed.clear()
+        self._places.clear(weights=True)
+        self._meter.rest()
+
+    def fresh(self, seed: int) -> None:
+        """Begin a session in this process: drop everything as ``rest``; what is made next lies at other addresses."""
         self._rng = random.Random(seed)
         self._changed.clear()
         self._places.clear(weights=True)

@@ -193,10 +193,18 @@ class _DeviceClock:
         """Forget what was run at a place."""
         _remove(self._seen, place)
 
+    def rest(self) -> None:
+        """Forget everything, and give back its memory."""
+        self._forget()
+        self._queue.shed()
+
     def fresh(self, rng: random.Random) -> None:
         """Forget everything, and move to other addresses."""
-        self._seen.clear()
+        self._forget()
         self._queue.scatter(rng)
+
+    def _forget(self) -> None:
+        self._seen.clear()
 
     def _work(self, half: Half, inner: int) -> Callable[[], object]:
         raise NotImplementedError
@@ -245,10 +253,9 @@ class GraphMeter(_DeviceClock):
         super().drop(place)
         _remove(self._graphs, place)
 
-    def fresh(self, rng: random.Random) -> None:
-        """Forget every graph, and move to other addresses."""
+    def _forget(self) -> None:
+        super()._forget()
         self._graphs.clear()
-        super().fresh(rng)
 
     def _work(self, half: Half, inner: int) -> Callable[[], object]:
         key = _key(half)

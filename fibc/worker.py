@@ -65,6 +65,7 @@ class Setup:
         device: ``cpu`` or ``cuda``.
         mode: ``eager``; on a GPU also ``graph`` or ``device``.
         gpu: The ``schema.silicon.Gpu``, plain; None on a CPU.
+        run_pid: The process that every process of the run descends from.
     """
 
     definition: dict[str, Any]
@@ -79,6 +80,7 @@ class Setup:
     device: str = "cpu"
     mode: str = "eager"
     gpu: dict[str, Any] | None = None
+    run_pid: int = 0
 
 
 class _TextLoader(importlib.abc.InspectLoader):

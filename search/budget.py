@@ -10,7 +10,7 @@ RESERVE_FRACTION = 0.6
 That is 24 to 48 sessions for a table, each a process start of 1 to 2 s and some seconds of timing."""
 
 GPU_RESERVE_FRACTION = 0.4
-"""The same on a GPU, where a session is fresh buffers in a process that runs: 40 of them took 25 s of 89 (H200)."""
+"""The same on a GPU without the starts of sessions' processes, which come on top: 40 of them took 25 s of 89 (H200)."""
 
 
 class Budget:
@@ -32,9 +32,12 @@ class Budget:
         self._began = clock()
         self._cuts: dict[str, None] = {}
 
-    def reserve(self, fraction: float) -> None:
-        """Keep another part of the budget for what comes after the search."""
-        self._reserve_s = self.total_s * fraction
+    def reserve(self, fraction: float, more_s: float = 0.0) -> None:
+        """Keep another part of the budget for what comes after the search, and ``more_s``.
+
+        Both together are ``RESERVE_FRACTION`` at most, or a small budget would search nothing.
+        """
+        self._reserve_s = self.total_s * max(fraction, min(fraction + more_s / self.total_s, RESERVE_FRACTION))
 
     def elapsed(self) -> float:
         return self._clock() - self._began

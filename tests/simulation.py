@@ -176,6 +176,7 @@ class SimulatedEvaluator:
         "timer": "steady_clock",
         "threads": "2",
     }
+    started_s = 0.0
 
     def __init__(self, machine: Machine, definition: Definition) -> None:
         self._machine = machine
@@ -191,6 +192,9 @@ class SimulatedEvaluator:
         return self
 
     def __exit__(self, *_: object) -> None: ...
+
+    def starting_s(self, num_sessions: int) -> float:
+        return 0.0
 
     def reference_check(self, points: Sequence[Point], *, limit_s: float) -> tuple[str, ...]:
         return ()

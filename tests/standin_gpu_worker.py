@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from fibc.nvml import NvmlError, Reading
 from fibc.schema.silicon import Gpu
 from fibc.timing import Timer
 from fibc.worker import Worker, main
+
+WORKERS = Path(os.environ["FIBC_TEST_WORKERS"])
 
 BENT_EVERY = 12
 """One reading in so many shows a hot GPU: it costs a pair."""
@@ -36,7 +39,9 @@ class StandinMonitor:
         return Reading(1980, nvml.HW_THERMAL if self._num_reads % BENT_EVERY == 0 else 0, 0, ())
 
     def processes(self) -> frozenset[int]:
-        return frozenset({os.getpid()})
+        """Return every worker that has begun and not ended."""
+        begun = {int(path.name) for path in WORKERS.iterdir()}
+        return frozenset(pid for pid in begun if Path(f"/proc/{pid}").exists())
 
     def facts(self) -> dict[str, str]:
         return {"gpu uuid": self.uuid, "monitors opened": str(self.num_opened)}
@@ -66,6 +71,8 @@ def synchronize() -> None:
 
 
 if __name__ == "__main__":
-    vars(torch.cuda).update(init=lambda: None, synchronize=synchronize)
+    (WORKERS / str(os.getpid())).touch()
+    free_bytes = int(os.environ.get("FIBC_TEST_FREE_BYTES", str(1 << 33)))
+    vars(torch.cuda).update(init=lambda: None, synchronize=synchronize, mem_get_info=lambda: (free_bytes, 1 << 33))
     vars(gpu_worker).update(open_monitor=open_monitor)
     main(StandinGpuWorker, sys.argv[1:])

@@ -79,7 +79,7 @@ def test_a_comparison_is_published_with_its_interval_and_conditions() -> None:
     assert (comparison.stage, comparison.estimator, comparison.design) == (
         "reconfirm",
         "hodges-lehmann",
-        "paired-abba-sessions",
+        "paired-abba-processes",
     )
     assert (comparison.residency, comparison.mode, comparison.timer, comparison.num_threads) == (
         "A=hot B=cold",

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from test_evaluate import KEY, NATIVE_SOURCE, REFERENCE, artifact, candidate, definition
 
-from fibc import child, gpu_process, gpus, isolation, sustained
+from fibc import child, gpu_processes, gpus, isolation, session_pool, sustained
 from fibc.bench import ArmFailed
 from fibc.evaluate import Evaluator
-from fibc.gpu_process import GpuProcess
+from fibc.gpu_processes import GpuProcesses
 from fibc.process_bench import ProcessBench
 from fibc.schema.evaluation import Arm, Status
 from fibc.schema.observed import Observed
@@ -37,11 +37,15 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def running(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Evaluator]:
+def running(
+    library: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Evaluator]:
     """An evaluator for a GPU whose worker is the stand-in."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("FIBC_TEST_LIBRARY", str(library))
-    monkeypatch.setattr(gpu_process, "spawn", lambda module, *rest: child.spawn("standin_gpu_worker", *rest))
+    monkeypatch.setenv("FIBC_TEST_WORKERS", str(tmp_path_factory.mktemp("workers")))
+    monkeypatch.setattr(gpu_processes, "spawn", lambda module, *rest: child.spawn("standin_gpu_worker", *rest))
+    monkeypatch.setattr(session_pool, "AT_ONCE", 1)
     native = NativeSource("x + x", NATIVE_SOURCE, "option", "digest")
     harness = HERE / "standin_harness.py"
     with Evaluator(definition(REFERENCE), native, GPU, harness, timeout_s=30, seed=1) as made:
@@ -49,9 +53,13 @@ def running(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Evaluato
     assert isolation.descendants() == []
 
 
-def num_workers(running: Evaluator) -> int:
-    assert isinstance(running._processes, GpuProcess)
+def num_keepers(running: Evaluator) -> int:
     return running._processes.epoch
+
+
+def num_for_sessions(running: Evaluator) -> int:
+    assert isinstance(running._processes, GpuProcesses)
+    return running._processes._pool.num_started
 
 
 def observed(running: Evaluator) -> Observed:
@@ -70,7 +78,8 @@ def test_an_error_that_sticks_costs_its_candidate_and_other_candidates_pass(runn
                 assert trial.status is Status.RUNTIME_ERROR
                 assert "exited with status 70" in trial.log
                 assert "illegal memory access" in trial.log
-    assert num_workers(running) == 3, "it was tried once more in a clean worker, then blamed"
+    assert num_keepers(running) == 3, "it was tried once more in a clean worker, then blamed"
+    assert num_for_sessions(running) == 0
 
 
 def test_an_error_that_sticks_in_a_session_costs_one_restart_and_other_samples_stay_valid(
@@ -84,27 +93,25 @@ def test_an_error_that_sticks_in_a_session_costs_one_restart_and_other_samples_s
     with bench.session(5) as session:
         for _ in range(10):
             effects.append(math.log(session.pair(0, True)[0]))
-        assert num_workers(running) == 1
+        assert num_for_sessions(running) == 1
         with pytest.raises(ArmFailed) as failed:
             for _ in range(400):
                 session.pair(1, False)
         assert (failed.value.arm, failed.value.status) == (1, Status.RUNTIME_ERROR)
-        restarts = num_workers(running) - 1
+        restarts = num_for_sessions(running) - 1
         assert restarts == 1, "once pardoned, then blamed; the next pair starts another worker"
         for _ in range(10):
             effects.append(math.log(session.pair(0, True)[0]))
-        assert num_workers(running) == 3
+        assert num_for_sessions(running) == 3
     assert all(math.isfinite(effect) for effect in effects)
     assert isinstance(bench, ProcessBench)
     assert set(bench.failed) == {1}
     with running.bench(arms[:1], built, [KEY], fresh_process=True).session(6) as session:
         assert all(seconds > 0 for seconds in session.pair(0, True))
-    assert num_workers(running) == 3, "the last worker stays"
+    assert num_for_sessions(running) == 4, "another session is another process"
 
 
-def test_one_monitor_watches_every_session_of_a_worker_and_discards_are_summed(
-    running: Evaluator, library: Path
-) -> None:
+def test_one_monitor_watches_in_every_process_and_discards_are_summed(running: Evaluator, library: Path) -> None:
     bench = running.bench([Arm(str(KEY), 1, "good")], {"good": artifact(library, "good")}, [KEY], fresh_process=True)
     for seed in range(3):
         with bench.session(seed) as session:
@@ -113,10 +120,11 @@ def test_one_monitor_watches_every_session_of_a_worker_and_discards_are_summed(
     seen = observed(running)
     assert seen.facts["monitors opened"] == "1"
     assert seen.timed - seen.num_discarded == 60
-    assert 3 <= seen.num_discarded <= 6
+    assert seen.num_discarded == 3, "one of twelve readings, 23 of them in each process"
     assert set(seen.discarded) == {"hardware thermal slowdown"}
     assert re.fullmatch(
-        r"\d of 6\d timed pairs discarded \(\d for hardware thermal slowdown\), 0 under the software power cap",
+        r"3 of 63 timed pairs discarded \(3 for hardware thermal slowdown\), 0 under the software power cap; "
+        r"3 processes for sessions, 1 at once \(bound: the sessions of a look\), started in \d+\.\d s",
         str(seen),
     )
     running._processes.stop()
@@ -148,3 +156,4 @@ def test_a_gpu_that_cannot_be_observed_is_measured_and_the_result_says_so(
         assert trial.status is Status.PASSED, trial.log
         assert all(seconds > 0 for seconds in trial.session.pair(0, True))
     assert str(observed(running)) == "not observed: NVML: nvmlInit_v2: NVML status 9"
+    assert num_for_sessions(running) == 0, "the session of a trial is the keeper's"

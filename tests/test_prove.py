@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,9 +33,19 @@ def clock() -> Clock:
     return Clock()
 
 
-def make_pace(clock: Clock, total_s: float, gpu: Gpu | None = None) -> _Pace:
+def make_pace(
+    clock: Clock, total_s: float, gpu: Gpu | None = None, starting_s: Callable[[int], float] = lambda num: 0.0
+) -> _Pace:
     task = SimpleNamespace(policy=Policy(), environment=Environment("", (), 0, 0, 1, gpu=gpu))
-    shop: Any = SimpleNamespace(budget=Budget(total_s, clock=clock), task=task, progress=Quiet())
+    budget = Budget(total_s, clock=clock)
+    evaluator = SimpleNamespace(started_s=0.0, starting_s=starting_s)
+    shop: Any = SimpleNamespace(
+        budget=budget,
+        task=task,
+        progress=Quiet(),
+        evaluator=evaluator,
+        time_to_start=lambda: budget.fits(starting_s(1)),
+    )
     return _Pace(shop)
 
 
@@ -97,3 +108,19 @@ def test_halves_race_only_where_their_race_and_reconfirm_still_fit(clock: Clock)
     assert pace.fits(16)
     clock.now += 0.2
     assert not pace.fits(16)
+
+
+def test_starts_of_processes_are_kept_time_for_and_are_no_part_of_a_session(clock: Clock) -> None:
+    def starting_s(num_sessions: int) -> float:
+        return 7.0 * -(-num_sessions // FIRST_LOOK)
+
+    pace = make_pace(clock, 200.0, starting_s=starting_s)
+    evaluator: Any = pace._shop.evaluator
+    clock.now, evaluator.started_s = 7.0, 7.0
+    run_sessions(pace, clock, session_s=4.0)
+    clock.now = 200.0 - needed_s(4.0) - 14.0 - 0.1  # nine sessions in eights
+    assert pace.leaves_enough(FIRST_LOOK)
+    clock.now += 0.2
+    assert not pace.leaves_enough(FIRST_LOOK)
+    clock.now = 200.0 - 7.0 + 0.1
+    assert not pace.leaves_enough(0), "nothing is started that would end after the budget"

@@ -42,6 +42,14 @@ def test_the_search_leaves_the_reserve_until_it_is_released(clock: Clock) -> Non
     assert budget.searchable() == pytest.approx(30)
 
 
+def test_starts_come_on_top_of_a_reserve_which_leaves_the_search_something(clock: Clock) -> None:
+    budget = Budget(100, clock=clock)
+    budget.reserve(0.4, 15.0)
+    assert budget.searchable() == pytest.approx(45.0)
+    budget.reserve(0.4, 90.0)
+    assert budget.searchable() == pytest.approx(40.0)
+
+
 def test_another_reserve_may_be_kept_once_the_target_is_known(clock: Clock) -> None:
     budget = Budget(100, reserve_fraction=0.6, clock=clock)
     assert budget.searchable() == pytest.approx(40)

@@ -105,6 +105,9 @@ class FakeQueue:
 
         return replay
 
+    def shed(self) -> None:
+        self.log.append("shed")
+
     def scatter(self, rng: random.Random) -> None:
         self.log.append(f"scatter {rng.random():.3f}")
 

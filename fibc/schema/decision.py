@@ -7,6 +7,9 @@ from enum import StrEnum
 
 from fibc.schema.feature import Cell, Point
 
+SESSION = "process"
+"""What a session is: a process of its own. Before this was said, those on a GPU were fresh buffers in one process."""
+
 
 class Verdict(StrEnum):
     """``replace`` serves the variant; the other two serve native."""
@@ -42,7 +45,8 @@ class Comparison:
         candidate_us: Median candidate latency of one call.
         stage: ``confirm``, ``reconfirm``, ``boundary`` or ``test``.
         estimator: ``hodges-lehmann``.
-        design: ``paired-abba-sessions``.
+        design: ``paired-abba-processes``: each session is a process. ``paired-abba-sessions`` in records from before it
+            was told apart, where on a GPU all sessions were fresh buffers in one process.
         residency: ``cold`` or ``hot`` per input, ``A=hot B=cold``.
         mode: ``eager`` on a CPU.
         timer: ``steady_clock``.

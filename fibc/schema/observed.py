@@ -16,6 +16,7 @@ class Observed:
         discarded: How many were not kept, by reason: another process, a slowdown, a low clock, an ECC or XID event.
         facts: Clocks, power, temperature and driver, as they were read last.
         problem: Why nothing was observed; empty where it was.
+        sessions: How many processes served fresh sessions, and what bounded how many were started at once.
     """
 
     timed: int = 0
@@ -23,6 +24,7 @@ class Observed:
     discarded: dict[str, int] = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)
     problem: str = ""
+    sessions: str = ""
 
     @property
     def num_discarded(self) -> int:
@@ -35,13 +37,15 @@ class Observed:
             dict(Counter(self.discarded) + Counter(later.discarded)),
             later.facts or self.facts,
             later.problem or self.problem,
+            later.sessions or self.sessions,
         )
 
     def __str__(self) -> str:
+        sessions = f"; {self.sessions}" if self.sessions else ""
         if self.problem:
-            return f"not observed: {self.problem}"
+            return f"not observed: {self.problem}{sessions}"
         why = ", ".join(f"{number} for {reason}" for reason, number in sorted(self.discarded.items()))
         return (
             f"{self.num_discarded} of {self.timed} timed pairs discarded{f' ({why})' if why else ''}, "
-            f"{self.capped} under the software power cap"
+            f"{self.capped} under the software power cap{sessions}"
         )
