@@ -60,7 +60,7 @@ class GpuProcesses:
 
     def judge(self) -> Child:
         """Return the keeper; processes whose session is over are ended first."""
-        self._pool.end_spent()
+        self._pool.end_served()
         return self.keeper()
 
     def session(self, seed: int, *, fresh: bool) -> Child:
@@ -94,7 +94,7 @@ class GpuProcesses:
             self._look_at(child)
             ask_first(child, self._name, "release")
         else:
-            self._retire(child)
+            self._rest(child)
 
     def condemn(self, child: Child) -> None:
         """End a worker: a wrong kernel may have written anywhere in its context, counters of a workspace included."""
@@ -120,14 +120,14 @@ class GpuProcesses:
             free_bytes = ask_first(self._keeper, self._name, "rest")
         return find_room(free_bytes, total_bytes, **host_room())
 
-    def _retire(self, child: Child) -> None:
+    def _rest(self, child: Child) -> None:
+        """Have a process that has served give its memory back until the pool ends it."""
         try:
             seen, facts, _ = [child.call(op, START_TIMEOUT_S) for op in ("observed", "facts", "rest")]
         except ChildFailedError:  # what it timed was answered before, and stays
             child.close()
         else:
             self._take_in(child, seen, facts)
-            self._pool.retire(child)
 
     def _end_keeper(self) -> None:
         if self._keeper is not None:

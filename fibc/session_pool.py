@@ -85,7 +85,7 @@ class SessionPool:
         self._spawn = spawn
         self._set_up = set_up
         self._ready: list[Child] = []
-        self._spent: list[Child] = []
+        self._served: list[Child] = []
         self._room: Room | None = None
         self.num_started = 0
         self.num_batches = 0
@@ -96,8 +96,9 @@ class SessionPool:
         return any(child.open for child in self._ready)
 
     def take(self) -> Child:
-        """Return the next one that is ready; ``start`` some where there is none."""
+        """Return the next one that is ready, for one session; ``start`` some where there is none."""
         self._ready = [child for child in self._ready if child.open]
+        self._served.append(self._ready[0])
         return self._ready.pop(0)
 
     def start(self, find_room: Callable[[], Room]) -> None:
@@ -110,7 +111,7 @@ class SessionPool:
             EvaluationError: If one does not start; then none is left.
         """
         began = time.monotonic()
-        self.end_spent()
+        self.end_served()
         self._room = find_room()
         try:
             for _ in range(self._room.number):
@@ -124,18 +125,14 @@ class SessionPool:
         self.num_batches += 1
         self.started_s += time.monotonic() - began
 
-    def retire(self, child: Child) -> None:
-        """Keep one that has served, and gave its memory back, until others are ended too."""
-        self._spent.append(child)
-
-    def end_spent(self) -> None:
-        """End those that have served."""
-        close_all(self._spent)
-        self._spent.clear()
+    def end_served(self) -> None:
+        """End those that have served: no session is open."""
+        close_all(self._served)
+        self._served.clear()
 
     def stop(self) -> None:
         """End all."""
-        self.end_spent()
+        self.end_served()
         close_all(self._ready)
         self._ready.clear()
 

@@ -106,15 +106,14 @@ def two() -> Room:
     return Room(TWO, "cores")
 
 
-def test_all_are_spawned_before_one_is_waited_for_and_the_spent_end_before_others_come() -> None:
+def test_all_are_spawned_before_one_is_waited_for_and_those_that_served_end_before_others_come() -> None:
     pool = FakePool()
     assert not pool
     served = []
     for _ in range(3):
         if not pool:
             pool.start(two)
-        served.append(one := pool.take())
-        pool.retire(one)
+        served.append(pool.take())
     assert [served_by.number for served_by in served] == [0, 1, 2]  # type: ignore[attr-defined]
     assert pool.log == [
         *("spawn 0", "spawn 1", "wait for 2"),
