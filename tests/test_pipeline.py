@@ -360,8 +360,8 @@ def test_evidence_of_one_mode_is_not_evidence_of_another(
 
 
 def default_digest(task: Task) -> str:
-    """Return the digest under which evidence of the default mode has always been recorded."""
-    return digest_json([task.environment.digest, task.native.digest])
+    """Return the digest under which evidence of the default mode is recorded since sessions are processes."""
+    return digest_json([task.environment.digest, task.native.digest, "process"])
 
 
 def test_the_mode_reaches_the_workers_and_the_plan(
