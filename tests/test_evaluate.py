@@ -76,6 +76,10 @@ def evaluator(*, timeout_s: float = 30.0, reference: str = REFERENCE, native: st
         HERE / "standin_harness.py",
         timeout_s=timeout_s,
         seed=1,
+        workloads=(),
+        num_threads=1,
+        mode="",
+        cache_share_bytes=None,
     )
 
 

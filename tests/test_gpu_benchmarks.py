@@ -241,7 +241,7 @@ def test_a_part_tunes_measures_and_goes_on_where_it_was_cut_off(
 ) -> None:
     speedup = {1: 1.3, 4: 1.2, 8: 1.1, 3: 1.25, 7: 1.05}
     evaluator = FakeEvaluator(lambda name, m: speedup[m])
-    monkeypatch.setattr(gpu_suite, "evaluator_of", lambda *_: evaluator)
+    monkeypatch.setattr(gpu_suite, "evaluator_of", lambda *_, **__: evaluator)
     sizes: dict[str, Any] = {"tuned": (1, 4, 8), "unseen": (3, 7)}
     monkeypatch.setattr(gpu_suite, "RESERVE_S", 0.0)
 

@@ -17,6 +17,7 @@ from test_evaluate import KEY, NATIVE_SOURCE, REFERENCE, artifact, candidate, de
 from fibc import child, gpu_process, gpus, isolation, sustained
 from fibc.bench import ArmFailed
 from fibc.evaluate import Evaluator
+from fibc.evaluators import GPU_TIMEOUT_S
 from fibc.gpu_process import GpuProcess
 from fibc.process_bench import ProcessBench
 from fibc.schema.evaluation import Arm, Status
@@ -44,7 +45,18 @@ def running(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Evaluato
     monkeypatch.setattr(gpu_process, "spawn", lambda module, *rest: child.spawn("standin_gpu_worker", *rest))
     native = NativeSource("x + x", NATIVE_SOURCE, "option", "digest")
     harness = HERE / "standin_harness.py"
-    with Evaluator(definition(REFERENCE), native, GPU, harness, timeout_s=30, seed=1) as made:
+    with Evaluator(
+        definition(REFERENCE),
+        native,
+        GPU,
+        harness,
+        timeout_s=GPU_TIMEOUT_S,
+        seed=1,
+        workloads=(),
+        num_threads=1,
+        mode="",
+        cache_share_bytes=None,
+    ) as made:
         yield made
     assert isolation.descendants() == []
 

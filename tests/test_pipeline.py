@@ -18,6 +18,7 @@ from rich.console import Console
 from simulation import BLOCKS, Machine, write_definition
 
 import fibc
+import fibc.evaluators
 import fibc.explore
 import fibc.pipeline
 import fibc.prove
@@ -370,13 +371,13 @@ def test_the_mode_reaches_the_workers_and_the_plan(
     machine(lambda block, rows: 1.3)
     assert tune(tmp_path, dry_run=True).plan["mode"] == "eager"
     given: list[str] = []
-    made: Any = vars(fibc.pipeline)["Evaluator"]
+    made: Any = vars(fibc.evaluators)["Evaluator"]
 
     def spy(*arguments: Any, mode: str, **options: Any) -> Any:
         given.append(mode)
         return made(*arguments, **options)
 
-    monkeypatch.setattr(fibc.pipeline, "Evaluator", spy)
+    monkeypatch.setattr(fibc.evaluators, "Evaluator", spy)
     tune(tmp_path, mode="eager")
     assert given == ["eager"]
 
