@@ -9,7 +9,7 @@ from pathlib import Path
 from fibc import environment, toolchain
 from fibc.cache import Cache
 from fibc.codegen.build import build
-from fibc.codegen.compile import INCLUDE
+from fibc.paths import INCLUDE
 from fibc.schema.callspec import Argument, Axis, CallSpec
 from fibc.schema.candidate import Candidate, Guards, Target, TensorGuard
 from fibc.schema.decision import Comparison, Decision, Verdict

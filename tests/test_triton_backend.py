@@ -19,12 +19,12 @@ from fibc import isolation, toolchain
 from fibc.backends import triton_compile
 from fibc.backends.base import Backend, BuildFailure
 from fibc.backends.build import ENTRY_SUFFIXES
-from fibc.backends.launch_headers import INCLUDE
-from fibc.backends.triton import TEMPLATES, TritonBackend
+from fibc.backends.triton import TritonBackend
 from fibc.backends.triton_compile import Compiled, TritonToolchain, child_environment, compile_kernels
 from fibc.backends.triton_launch import check_parameters, launcher_source
 from fibc.cache import Cache
 from fibc.errors import BuildError, InputError, ToolchainError
+from fibc.paths import INCLUDE, TEMPLATES
 from fibc.render import Renderer
 from fibc.schema.candidate import Artifact, ConfigValue, Target, TensorGuard
 from fibc.schema.definition import Definition

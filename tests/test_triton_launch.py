@@ -15,9 +15,9 @@ import torch
 from kernel_calls import fused_in_place, gemm, key
 
 from fibc import toolchain
-from fibc.backends.launch_headers import INCLUDE
 from fibc.backends.triton import TritonBackend
 from fibc.cache import Cache
+from fibc.paths import INCLUDE
 from fibc.schema.candidate import Artifact, ConfigValue
 from fibc.schema.definition import Definition
 from fibc.search.space import ConfigSpace

@@ -15,6 +15,7 @@ from fibc.backends.base import BuildFailure
 from fibc.backends.prelude import precompiled
 from fibc.cache import Cache
 from fibc.errors import BuildError
+from fibc.schema.candidate import Artifact, Guards
 from fibc.schema.digest import digest_text
 from fibc.toolchain import Toolchain
 
@@ -87,6 +88,19 @@ class Built:
     library_path: Path
     symbol: str
     size_bytes: int
+
+    def artifact(self, source: str, guards: Guards, resources: dict[str, int | str | bool]) -> Artifact:
+        """Return it as a candidate's, whose ``source`` people read."""
+        return Artifact(
+            digest=self.digest,
+            object_path=str(self.object_path),
+            library_path=str(self.library_path),
+            symbol=self.symbol,
+            size_bytes=self.size_bytes,
+            source=source,
+            guards=guards,
+            resources=resources,
+        )
 
 
 def build_units(

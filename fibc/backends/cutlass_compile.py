@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import fibc
 from fibc import isolation
 from fibc.backends.base import BuildFailure
 from fibc.backends.build import LOG_CHARS, words
@@ -20,13 +19,13 @@ from fibc.backends.once import Once
 from fibc.cache import Cache
 from fibc.cuda_toolchain import CudaToolchain
 from fibc.errors import BuildError
+from fibc.paths import INCLUDE
 from fibc.schema.digest import digest_json
 from fibc.toolchain import Toolchain
 
 FUNCTION = "fibc_gemm"
 """Name of the kernel in every source."""
 
-INCLUDE = Path(fibc.__file__).parent / "include"
 KERNEL_HEADERS = "fibc/cutlass"
 """Directory of the headers that kernels include, each by itself; what lies in directories below it is for launchers."""
 
