@@ -236,9 +236,9 @@ class Worker:
         """Return seconds per call of one side of a pair over about ``seconds`` without a pause."""
         return self._timer.block(self._harness, arm, self._sides, native=native, inner=inner, seconds=seconds)
 
-    def do_recheck(self, arm: int) -> str | None:
+    def do_check_outputs(self, arm: int) -> str | None:
         """Return what is wrong with the arm's output after timing, or None."""
-        return self._timer.recheck(arm, self._sides)
+        return self._timer.check_outputs(arm, self._sides)
 
     def do_reseed(self, seed: int) -> None:
         """From here on make inputs from ``seed``; weights that exist stay."""

@@ -242,7 +242,7 @@ def test_a_trial_that_was_dismissed_is_not_checked_after_its_timing(
             trial.session.pair(0, True)
             if dismissed:
                 trial.dismiss()
-    assert asked.count("recheck") == 1
+    assert asked.count("check_outputs") == 1
 
 
 def test_an_output_that_changed_while_it_was_timed_fails_its_arm(shared: Evaluator, library: Path) -> None:

@@ -321,7 +321,7 @@ def test_native_is_as_fast_as_itself(mode: str, m: int, queue: CudaQueue) -> Non
         pairs = [first, *(timed.pair(harness, 0, sides, native_first=i % 2 == 1, inner=inner) for i in range(7))]
         effects.append(statistics.median(math.log(n / c) for n, c in pairs))
         natives += [n for n, _ in pairs]
-        assert timed.recheck(0, sides) is None
+        assert timed.check_outputs(0, sides) is None
     native_s = statistics.median(natives)
     say(
         f"{mode} M={m}: native {native_s * 1e6:.2f} us, inner {inner}, {copies} copies, A/A by session "
