@@ -28,7 +28,7 @@ from typing import Any, cast
 
 import torch
 
-from fibc import inputs, isolation
+from fibc import inputs, supervisor
 from fibc.check import Value
 from fibc.errors import BrokenError
 from fibc.rpc import Channel, ChannelClosedError
@@ -183,7 +183,7 @@ class Worker:
         """Before anything of a candidate runs: limits, threads, the harness."""
         faulthandler.enable()
         resource.setrlimit(resource.RLIMIT_FSIZE, (LOG_BYTES, LOG_BYTES))
-        isolation.limit_resources(_data_bytes() + self._setup.data_bytes, address_space=False)
+        supervisor.limit_resources(_data_bytes() + self._setup.data_bytes, address_space=False)
         torch.set_num_threads(self._setup.num_threads)
         self._harness = load_harness(Path(self._setup.harness_path))  # after a fork, so that it may use all threads
         self._harness.set_num_threads(self._setup.num_threads)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from test_evaluate import KEY, NATIVE_SOURCE, REFERENCE, artifact, candidate, definition
 
-from fibc import child, gpu_process, gpus, isolation, sustained
+from fibc import child, gpu_process, gpus, supervisor, sustained
 from fibc.bench import ArmFailed
 from fibc.evaluate import Evaluator
 from fibc.evaluators import GPU_TIMEOUT_S
@@ -58,7 +58,7 @@ def running(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Evaluato
         cache_share_bytes=None,
     ) as made:
         yield made
-    assert isolation.descendants() == []
+    assert supervisor.descendants() == []
 
 
 def num_workers(running: Evaluator) -> int:

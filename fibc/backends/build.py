@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fibc import isolation
+from fibc import isolation, supervisor
 from fibc.backends.base import BuildFailure
 from fibc.backends.prelude import precompiled
 from fibc.cache import Cache
@@ -178,7 +178,7 @@ def script_text(toolchain: Toolchain, *, flags: Sequence[str], include: Path) ->
 
 def ninja_text(units: Sequence[Unit], *, timeout_s: float) -> str:
     """Return the text of a ``build.ninja`` that builds ``<digest>/kernel.cpp`` for each unit."""
-    guard = [sys.executable, "-S", "-I", isolation.__file__]
+    guard = [sys.executable, "-S", "-I", supervisor.__file__]
     guard += ["--timeout-s", f"{timeout_s:g}", "--memory-bytes", str(COMPILE_MEMORY_BYTES), "--"]
     edges = [
         f"build {unit.digest}/kernel.so: build {unit.digest}/kernel.cpp\n"
@@ -212,7 +212,7 @@ def _collect(unit: Unit, directory: Path, cache: Cache) -> Built | BuildFailure:
         text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
         if code and not text:
             text = f"the compiler ended with status {code} and said nothing"
-        return BuildFailure(code == isolation.TIMED_OUT_STATUS, text[-LOG_CHARS:])
+        return BuildFailure(code == supervisor.TIMED_OUT_STATUS, text[-LOG_CHARS:])
     plain = (directory / "kernel.o").read_bytes()
     object_path = cache.put_file(_KIND, unit.digest, ".o", directory / "renamed.o")
     library_path = cache.put_file(_KIND, unit.digest, ".so", library)
