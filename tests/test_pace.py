@@ -1,4 +1,4 @@
-"""Proving: stages share sessions, and time for the reconfirm is kept, as an acceptance without one serves native."""
+"""The pace of a proof: time for the reconfirm is kept, as an acceptance without one serves native."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from fibc.environment import Environment
 from fibc.gpus import stand_in
+from fibc.pace import PUBLISH_S, RECONFIRM_SHARE, Pace
 from fibc.progress import Quiet
-from fibc.prove import PUBLISH_S, RECONFIRM_SHARE, _Pace
 from fibc.schema.policy import Policy
 from fibc.schema.silicon import Gpu
 from fibc.search.budget import Budget
@@ -32,17 +32,17 @@ def clock() -> Clock:
     return Clock()
 
 
-def make_pace(clock: Clock, total_s: float, gpu: Gpu | None = None) -> _Pace:
+def make_pace(clock: Clock, total_s: float, gpu: Gpu | None = None) -> Pace:
     task = SimpleNamespace(policy=Policy(), environment=Environment("", (), 0, 0, 1, gpu=gpu))
     shop: Any = SimpleNamespace(budget=Budget(total_s, clock=clock), task=task, progress=Quiet())
-    return _Pace(shop)
+    return Pace(shop)
 
 
 def needed_s(longest_s: float) -> float:
     return (Policy().fixed_sessions + 1) * RECONFIRM_SHARE * longest_s + PUBLISH_S
 
 
-def run_sessions(pace: _Pace, clock: Clock, session_s: float, num: int = FIRST_LOOK) -> None:
+def run_sessions(pace: Pace, clock: Clock, session_s: float, num: int = FIRST_LOOK) -> None:
     for _ in range(num):
         clock.now += session_s
         pace.ended("a session")
