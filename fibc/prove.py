@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fibc import decide, measure
-from fibc.explore import Explored
+from fibc.key_search import Explored
 from fibc.pace import Pace
 from fibc.race import Race
 from fibc.ride import Entrant, ride
