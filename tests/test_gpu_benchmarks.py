@@ -56,11 +56,7 @@ GPU = Path(__file__).parent.parent / "benchmarks" / "gpu"
 SMALL = Shape(16, 8)
 
 
-@pytest.fixture(autouse=True)
-def _shared_cache(tmp_path_factory: pytest.TempPathFactory, worker_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    base = tmp_path_factory.getbasetemp()
-    root = base if worker_id == "master" else base.parent
-    monkeypatch.setenv("FIBC_CACHE_DIR", str(root / "gpu-benchmarks-cache"))
+pytestmark = pytest.mark.usefixtures("shared_cache")
 
 
 # Sizes ----------------------------------------------------------------------------------------------------------------

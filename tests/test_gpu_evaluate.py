@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from kernel_calls import gemm, rmsnorm
+from timing_harness import TimingHarness
 from torch import Tensor
 
 from fibc import cuda_queue, environment, gpus, inputs
@@ -61,17 +62,8 @@ def queue() -> Iterator[CudaQueue]:
     torch.cuda.set_stream(before)
 
 
-class PythonHarness:
+class PythonHarness(TimingHarness):
     """Calls in a Python loop."""
-
-    def bind(self, library_path: str, symbol: str, spec: bytes, device: str = "cpu") -> Any:
-        raise NotImplementedError
-
-    def set_num_threads(self, num_threads: int) -> None:
-        raise NotImplementedError
-
-    def fill_allocations(self, fills: bool) -> None:
-        raise NotImplementedError
 
     def time_calls(
         self, callable: Callable[..., Any], calls: Sequence[tuple[Any, ...]], start: int, inner: int

@@ -33,11 +33,7 @@ from fibc.schema.upkeep import RetuneResult
 SIZES = (1, 2, 3, 4, 7, 8)
 
 
-@pytest.fixture(autouse=True)
-def _shared_cache(tmp_path_factory: pytest.TempPathFactory, worker_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    base = tmp_path_factory.getbasetemp()
-    root = base if worker_id == "master" else base.parent
-    monkeypatch.setenv("FIBC_CACHE_DIR", str(root / "retune-cache"))
+pytestmark = pytest.mark.usefixtures("shared_cache")
 
 
 @pytest.fixture

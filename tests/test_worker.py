@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from timing_harness import TimingHarness
 from torch import Tensor
 
 from fibc import inputs
@@ -84,20 +85,11 @@ GEMM = Definition.model_validate(
 )
 
 
-class FakeHarness:
+class FakeHarness(TimingHarness):
     """Notes what is timed; a native call takes 30 us, a candidate's 10 us."""
 
     def __init__(self) -> None:
         self.timed: list[tuple[str, int, list[tuple[int, int]]]] = []
-
-    def bind(self, library_path: str, symbol: str, spec: bytes, device: str = "cpu") -> Any:
-        raise NotImplementedError
-
-    def set_num_threads(self, num_threads: int) -> None:
-        raise NotImplementedError
-
-    def fill_allocations(self, fills: bool) -> None:
-        raise NotImplementedError
 
     def time_calls(
         self, callable: Callable[..., Any], calls: Sequence[tuple[Any, ...]], start: int, inner: int
