@@ -15,8 +15,8 @@ from pathlib import Path
 from fibc import measure
 from fibc.cache import Cache
 from fibc.clock import now
-from fibc.codegen import harness
 from fibc.evaluate import Evaluator
+from fibc.evaluators import evaluator_of
 from fibc.paths import OutLayout
 from fibc.records import RecordLog
 from fibc.runtime import oracle
@@ -44,15 +44,7 @@ def main() -> None:
     table = read_table(layout.package(task.definition.name))
     artifacts = _artifacts(task, layout)
     keys = _keys(task, options.largest)
-    with Evaluator(
-        task.definition,
-        task.native,
-        task.environment.cpu_validity(),
-        harness.build(cache),
-        timeout_s=60,
-        seed=1,
-        workloads=task.workloads,
-    ) as evaluator:
+    with evaluator_of(task, cache) as evaluator:
         best = [arm for key in keys for arm in _best(evaluator, artifacts, key, task)]
         bench = evaluator.bench(best, artifacts, keys, fresh_process=True)
         seen = measure.assess(bench, best, task.policy, 1, "coverage")

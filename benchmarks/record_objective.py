@@ -17,8 +17,8 @@ from pathlib import Path
 from fibc import measure
 from fibc.backends.base import Backend
 from fibc.cache import Cache
-from fibc.codegen import harness
 from fibc.evaluate import Evaluator
+from fibc.evaluators import evaluator_of
 from fibc.schema.candidate import Artifact, Candidate
 from fibc.schema.evaluation import Status
 from fibc.schema.feature import FeatureKey
@@ -48,15 +48,7 @@ def record(task: Task, key: FeatureKey, cache: Cache) -> Recording:
     values: dict[Place, float | None] = {}
     spaces = []
     rng = random.Random(task.options.seed)
-    with Evaluator(
-        task.definition,
-        task.native,
-        task.environment.cpu_validity(),
-        harness.build(cache),
-        timeout_s=task.options.timeout_s,
-        seed=task.options.seed,
-        workloads=task.workloads,
-    ) as evaluator:
+    with evaluator_of(task, cache) as evaluator:
         for backend in task.backends:
             for space in backend.spaces(task.definition, key)[0]:
                 spaces.append(space)

@@ -38,7 +38,6 @@ from contest.rounds import Contest, LimitReachedError
 from fibc import gpus
 from fibc.cache import Cache
 from fibc.clock import now
-from fibc.codegen import harness
 from fibc.environment import Environment, detect
 from fibc.errors import FibcError, InputError
 from fibc.gpu_lock import lock_device
@@ -135,7 +134,7 @@ def _run(options: argparse.Namespace, arguments: list[str]) -> int:
             **({"session": SESSION} if environment.gpu is not None else {}),
         },
     )
-    machine = Machine(plan.target, bundle.built, environment, harness.build(cache), plan.seed)
+    machine = Machine(plan.target, bundle.built, environment, cache, plan.seed)
     names = [definition.name for definition in plan.definitions]
     entries = [entry for entry in bundle.entries if entry.definition.name in names]
     contest = Contest(plan, entries, machine, log, options.limit_s, say=lambda line: print(line, file=sys.stderr))

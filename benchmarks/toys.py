@@ -9,7 +9,7 @@ from pathlib import Path
 from fibc import environment, toolchain
 from fibc.cache import Cache
 from fibc.codegen.build import build
-from fibc.codegen.compile import INCLUDE
+from fibc.paths import INCLUDE
 from fibc.schema.callspec import Argument, Axis, CallSpec
 from fibc.schema.candidate import Candidate, Guards, Target, TensorGuard
 from fibc.schema.decision import Comparison, Decision, Verdict
@@ -116,7 +116,7 @@ def call(x):
     return x.float().sum(-1)
 """
 
-_COMPARISON = Comparison(
+COMPARISON = Comparison(
     point=Point((("M", 4),), "end"),
     speedup=2.0,
     ci_low=1.9,
@@ -135,6 +135,7 @@ _COMPARISON = Comparison(
     timer="steady_clock",
     num_threads=2,
 )
+"""Evidence as a winner's looks."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ def gemm_table(held: CpuValidity | None = None) -> DispatchTable:
     }
     variants = tuple(_variant(f"fibc_toy_{name}", guards[name]) for name in sorted(guards))
     symbols = [variant.symbol for variant in variants]
-    native = Decision(Cell(((129, 256),)), Verdict.KEEP_NATIVE, "", (_COMPARISON,), (), "slower than native")
+    native = Decision(Cell(((129, 256),)), Verdict.KEEP_NATIVE, "", (COMPARISON,), (), "slower than native")
     return replace(
         _table(GEMM_SPEC, GEMM_NATIVE, "torch.matmul(A, B.T)", held),
         features=(Feature("M", None, (4, 64, 128, 256)),),
@@ -266,7 +267,7 @@ def _variant(symbol: str, guards: Guards, target: Target = CPU_TARGET) -> Varian
 
 
 def _row(first: int, last: int, variant: Variant) -> Decision:
-    return Decision(Cell(((first, last),)), Verdict.REPLACE, variant.candidate.digest, (), (_COMPARISON,), "shown")
+    return Decision(Cell(((first, last),)), Verdict.REPLACE, variant.candidate.digest, (), (COMPARISON,), "shown")
 
 
 def _table(spec: CallSpec, native: str, name: str, held: CpuValidity | CudaValidity | None) -> DispatchTable:

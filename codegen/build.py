@@ -10,19 +10,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import fibc
 from fibc.cache import Cache
 from fibc.codegen import compile as cxx
 from fibc.codegen import harness, package
 from fibc.codegen.emit import Sources, emit
 from fibc.codegen.generations import collect
 from fibc.errors import BuildError
+from fibc.paths import PACKAGE
 from fibc.schema import codec
 from fibc.schema.digest import digest_text
 from fibc.schema.manifest import NAME as MANIFEST
 from fibc.schema.table import DispatchTable
 
-CARRIED = tuple(Path(fibc.__path__[0]) / "runtime" / name for name in ("surface.py", "custom_op.py"))
+CARRIED = tuple(PACKAGE / "runtime" / name for name in ("surface.py", "custom_op.py"))
 """Modules of fibc that every package carries a copy of."""
 
 

@@ -12,14 +12,11 @@ from pathlib import Path
 
 import pybind11
 
-import fibc
 from fibc import isolation, toolchain
 from fibc.cache import Cache
 from fibc.errors import BuildError, ToolchainError
-from fibc.paths import temporary_sibling
+from fibc.paths import INCLUDE, temporary_sibling
 from fibc.schema.digest import digest_text
-
-INCLUDE = Path(fibc.__path__[0]) / "include"
 
 EXPORTS = INCLUDE / "fibc" / "entry" / "exports.map"
 """Linker script: an extension exports nothing but its initialiser."""

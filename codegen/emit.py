@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import fibc
 from fibc.errors import SchemaError
+from fibc.paths import TEMPLATES
 from fibc.render import Renderer
 from fibc.schema.callspec import Argument, CallSpec
 from fibc.schema.codec import to_plain
@@ -37,8 +36,6 @@ MAX_AXES = 64
 MAX_RANK = 16
 MAX_FEATURES = 4
 """Bounds of one call, those of ``fibc/table.h``: a call's state lives on the stack."""
-
-TEMPLATES = Path(fibc.__path__[0]) / "templates" / "dispatch"
 
 _KINDS = {"tensor": "Kind::kTensor", "scalar": "Kind::kScalar", "scalar_tensor": "Kind::kScalarTensor"}
 _LAYOUTS = {"contiguous": "Layout::kContiguous", "rows": "Layout::kRows", "any": "Layout::kAny"}
@@ -91,7 +88,7 @@ def emit(table: DispatchTable) -> Sources:
         "run_out_parameters": ", ".join(_parameters(table.spec, with_outputs=True)),
         "run_result": _result(table.spec),
     }
-    render = Renderer([TEMPLATES])
+    render = Renderer([TEMPLATES / "dispatch"])
     return Sources(
         digest=digest,
         module_cpp=render("module.cpp.j2", values),

@@ -38,9 +38,6 @@ from fibc.worker import MALLOC_TUNABLES, Setup
 REFERENCE_TIMEOUT_S = 120.0
 """For the reference and native over all cases of one key."""
 
-GPU_TIMEOUT_S = 15.0
-"""For a validation and for a pair on a GPU, where both take milliseconds: a kernel that hangs costs this."""
-
 DATA_FRACTION = 0.25
 KEEP_FRACTION = 0.125
 """Parts of the memory: what a candidate may allocate, and what inputs of several points may take at once."""
@@ -105,12 +102,12 @@ class Evaluator:
         *,
         timeout_s: float,
         seed: int,
-        workloads: Iterable[Workload] = (),
-        num_threads: int = 1,
-        mode: str = "",
-        cache_share_bytes: int | None = None,
+        workloads: Iterable[Workload],
+        num_threads: int,
+        mode: str,
+        cache_share_bytes: int | None,
     ) -> None:
-        """Prepare; nothing is started.
+        """Prepare; nothing is started. Nothing has a default: an evaluator is made in ``fibc.evaluators``.
 
         Args:
             silicon: A CPU with the threads of both sides, or a GPU. Either with its last cache.
@@ -127,7 +124,7 @@ class Evaluator:
         cache_bytes = silicon.validity.l2_bytes if isinstance(silicon, Gpu) else silicon.l3_bytes
         known = {workload.uuid: workload for workload in workloads}
         self._definition = definition
-        self.timeout_s = timeout_s if gpu is None else min(timeout_s, GPU_TIMEOUT_S)
+        self.timeout_s = timeout_s
         self._setup = Setup(
             definition=definition.to_json(),
             native_source=native.source,

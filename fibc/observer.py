@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TypeVar
 
-from fibc import isolation
+from fibc import supervisor
 from fibc.errors import BrokenError
 from fibc.nvml import HW_POWER_BRAKE, HW_SLOWDOWN, HW_THERMAL, SW_POWER_CAP, SW_THERMAL, Monitor, Reading, names_of
 
@@ -213,5 +213,5 @@ class OwnProcesses:
 
     def __call__(self, pid: int) -> bool:
         if pid not in self._known:
-            self._known = {self._root, *isolation.descendants(self._root)}
+            self._known = {self._root, *supervisor.descendants(self._root)}
         return pid in self._known

@@ -14,6 +14,11 @@ from pathlib import Path
 
 from fibc.errors import InputError, RecordError
 
+PACKAGE = Path(__file__).parent
+INCLUDE = PACKAGE / "include"
+"""fibc's C++, as compilers find it."""
+TEMPLATES = PACKAGE / "templates"
+
 NAME_MAX_BYTES = 255
 """Longest file name of the common Linux file systems, in bytes."""
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fibc import cache_share, gate, outcome
+from fibc import gate, outcome
 from fibc.backends.compiled_store import CompiledStore
 from fibc.cache import Cache
 from fibc.codegen import build as modules
-from fibc.evaluate import Evaluator
+from fibc.evaluators import evaluator_of
 from fibc.explore import explore
 from fibc.gpu_lock import lock_device
 from fibc.lock import lock_out
@@ -154,23 +154,13 @@ def _work(task: Task, layout: OutLayout, cache: Cache, budget: Budget, progress:
         log.compact(lambda record: False)
     log.note_environment(task.environment.facts())
     stopwatch = Stopwatch()
+    modules.prepare(cache)
     with (
         lock_device(task.environment.gpu, wait_s=DEFAULT_LOCK_WAIT_S, say=progress.note),
         log,
         verdicts,
         StudyStore(options.storage or layout.studies) as store,
-        Evaluator(
-            definition,
-            task.native,
-            task.environment.gpu or task.environment.cpu_validity(),
-            modules.prepare(cache),
-            timeout_s=options.timeout_s,
-            seed=options.seed,
-            workloads=task.workloads,
-            num_threads=task.environment.num_threads,
-            mode=task.mode,
-            cache_share_bytes=None if task.environment.gpu else cache_share.find(task.environment, cache),
-        ) as evaluator,
+        evaluator_of(task, cache) as evaluator,
     ):
         shop = Shop(task, evaluator, conditions_of(evaluator), budget, log, verdicts, progress)
         try:

@@ -162,14 +162,14 @@ class ProcessSession:
         try:
             for arm in sorted(child.bound):
                 if child.open and arm not in self._bench.failed and arm not in self._dismissed:
-                    self._recheck(child, arm)
+                    self._check_outputs(child, arm)
         finally:
             self._bench.host.end_session(child)
             self._child = None
 
-    def _recheck(self, child: Child, arm: int) -> None:
+    def _check_outputs(self, child: Child, arm: int) -> None:
         try:
-            message = child.call("recheck", self._bench.host.timeout_s, arm=arm)
+            message = child.call("check_outputs", self._bench.host.timeout_s, arm=arm)
         except ChildFailedError as error:
             self._bench.fail(arm, error.status, error.log, late=True)
         else:

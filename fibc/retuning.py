@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fibc import cache_share, gate
+from fibc import gate
 from fibc.backends.compiled_store import CompiledStore
 from fibc.cache import Cache
-from fibc.codegen import harness
 from fibc.codegen.package import current
 from fibc.decide import covering
 from fibc.errors import InputError
 from fibc.evaluate import Evaluator
+from fibc.evaluators import evaluator_of
 from fibc.explore import explore
 from fibc.gpu_lock import lock_devices
 from fibc.paths import OutLayout
@@ -103,25 +103,10 @@ def retune_package(night: Night, cache: Cache, progress: Progress) -> RetuneResu
                 environment=digest_json([task.fingerprint, "retune", night.generation]),
             )
         )
-        evaluator = stack.enter_context(_evaluator(task, task.environment.gpu, cache))
-        others = [(f"gpu {gpu.ordinal}", stack.enter_context(_evaluator(task, gpu, cache))) for gpu in night.gpus]
+        evaluator = stack.enter_context(evaluator_of(task, cache))
+        others = [(f"gpu {gpu.ordinal}", stack.enter_context(evaluator_of(task, cache, gpu=gpu))) for gpu in night.gpus]
         shop = Shop(task, evaluator, conditions_of(evaluator), budget, log, verdicts, progress)
         return _Night(night, shop, cache, is_whole, others).run(studies)
-
-
-def _evaluator(task: Task, gpu: Gpu | None, cache: Cache) -> Evaluator:
-    return Evaluator(
-        task.definition,
-        task.native,
-        gpu or task.environment.cpu_validity(),
-        harness.build(cache),
-        timeout_s=task.options.timeout_s,
-        seed=task.options.seed,
-        workloads=task.workloads,
-        num_threads=task.environment.num_threads,
-        mode=task.mode,
-        cache_share_bytes=None if gpu else cache_share.find(task.environment, cache),
-    )
 
 
 class _Night:

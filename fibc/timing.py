@@ -300,7 +300,7 @@ class Timer:
         with _blaming(half):
             return self._meter.block(half, inner, seconds)
 
-    def recheck(self, arm: int, sides: Mapping[int, Side]) -> str | None:
+    def check_outputs(self, arm: int, sides: Mapping[int, Side]) -> str | None:
         """Run an arm that was timed once more; return what is wrong with its output, now or when it was dropped."""
         place = self._places.find(sides[arm].point)
         if place is not None:
@@ -316,7 +316,7 @@ class Timer:
     def rest(self) -> None:
         """Drop everything, weights too, and give back its memory.
 
-        Outputs are compared no more with those before: call ``recheck`` for every arm first.
+        Outputs are compared no more with those before: call ``check_outputs`` for every arm first.
         """
         self._changed.clear()
         self._places.clear(weights=True)

@@ -28,7 +28,7 @@ from typing import Any, cast
 
 import torch
 
-from fibc import inputs, isolation
+from fibc import inputs, supervisor
 from fibc.check import Value
 from fibc.errors import BrokenError
 from fibc.rpc import Channel, ChannelClosedError
@@ -185,7 +185,7 @@ class Worker:
         """Before anything of a candidate runs: limits, threads, the harness."""
         faulthandler.enable()
         resource.setrlimit(resource.RLIMIT_FSIZE, (LOG_BYTES, LOG_BYTES))
-        isolation.limit_resources(_data_bytes() + self._setup.data_bytes, address_space=False)
+        supervisor.limit_resources(_data_bytes() + self._setup.data_bytes, address_space=False)
         torch.set_num_threads(self._setup.num_threads)
         self._harness = load_harness(Path(self._setup.harness_path))  # after a fork, so that it may use all threads
         self._harness.set_num_threads(self._setup.num_threads)
@@ -238,9 +238,9 @@ class Worker:
         """Return seconds per call of one side of a pair over about ``seconds`` without a pause."""
         return self._timer.block(self._harness, arm, self._sides, native=native, inner=inner, seconds=seconds)
 
-    def do_recheck(self, arm: int) -> str | None:
+    def do_check_outputs(self, arm: int) -> str | None:
         """Return what is wrong with the arm's output after timing, or None."""
-        return self._timer.recheck(arm, self._sides)
+        return self._timer.check_outputs(arm, self._sides)
 
     def do_reseed(self, seed: int) -> None:
         """From here on make inputs from ``seed``; weights that exist stay."""

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from fibc import check, isolation
+from fibc import check, supervisor
 from fibc.bound import Expected
 from fibc.case_book import expect_all, find_error_model, native_agreement, with_oracles
 from fibc.cases import Draft, Drafter
@@ -43,7 +43,7 @@ class Zygote(Worker):
         super().__init__(channel)
         self._children: set[int] = set()
         self._model: ErrorModel | None = None
-        isolation.adopt_orphans()
+        supervisor.adopt_orphans()
 
     def do_setup(self, setup: dict[str, Any]) -> None:
         """Take in the definition."""
@@ -110,7 +110,7 @@ class Zygote(Worker):
         status = 1
         try:
             os.setsid()
-            isolation.die_with_parent()
+            supervisor.die_with_parent()
             self._channel.close()
             os.dup2(log_fd, 1)
             os.dup2(log_fd, 2)
@@ -131,7 +131,7 @@ class Zygote(Worker):
             os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         self._children.discard(pid)
-        isolation.kill_descendants(frozenset(self._children))
+        supervisor.kill_descendants(frozenset(self._children))
         return status
 
     def _with_oracles(self, name: str, drafts: Sequence[Draft], timeout_s: float) -> list[dict[str, Any]]:
@@ -187,7 +187,7 @@ class Zygote(Worker):
     def _work(self, work: Callable[[], Any], report: Channel) -> NoReturn:
         try:
             os.setsid()
-            isolation.die_with_parent()
+            supervisor.die_with_parent()
             torch.set_num_threads(self._setup.num_threads)
             report.send({"ok": work()})
         except BaseException:  # noqa: BLE001  a user's function raises what it likes; it is reported

@@ -25,10 +25,22 @@ def update_golden(pytestconfig: pytest.Config) -> bool:
 
 
 @pytest.fixture(scope="session")
-def toy_packages(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> toys.Packages:
-    """Toy packages, built once for all workers of a run."""
+def run_directory(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A directory that all workers of a run have."""
     own = tmp_path_factory.getbasetemp()
-    root = (own if worker_id == "master" else own.parent) / "toys"
+    return own if worker_id == "master" else own.parent
+
+
+@pytest.fixture
+def shared_cache(request: pytest.FixtureRequest, run_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of their own for the tests of a file: what one of them has built, the others find."""
+    monkeypatch.setenv("FIBC_CACHE_DIR", str(run_directory / f"{request.path.stem}-cache"))
+
+
+@pytest.fixture(scope="session")
+def toy_packages(run_directory: Path) -> toys.Packages:
+    """Toy packages, built once for all workers of a run."""
+    root = run_directory / "toys"
     packages = toys.Packages(root / "out", root / "toys.o", Cache(root / "cache"))
     with filelock.FileLock(root.with_suffix(".lock")):
         if not root.exists():

@@ -15,6 +15,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import kernel_abi as abi
+
 A, B, C = 0x10000000, 0x20000000, 0x30000000
 """Addresses of the tensors; nothing reads them."""
 
@@ -44,7 +46,7 @@ def call(library: str | Path, symbol: str, m: int, n: int, k: int, *, driver: Pa
         driver: Directory of a libcuda.so.1; None leaves the machine's own.
         variables: Of the environment.
     """
-    environment = {**os.environ, **variables}
+    environment = {**os.environ, **variables, "PYTHONPATH": str(Path(abi.__file__).parent)}
     if driver is not None:
         environment |= {"LD_LIBRARY_PATH": str(driver)}
     done = subprocess.run(
@@ -70,57 +72,20 @@ def call(library: str | Path, symbol: str, m: int, n: int, k: int, *, driver: Pa
     return Said(**json.loads(last), asked=tuple(asked))
 
 
-class _Tensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-    )
-
-
-class _Cuda(ctypes.Structure):
-    _fields_ = (
-        ("stream", ctypes.c_void_p),
-        ("device", ctypes.c_int32),
-        ("capturing", ctypes.c_int32),
-        ("counters", ctypes.c_void_p),
-        ("scratch", ctypes.c_void_p),
-    )
-
-
-class _Call(ctypes.Structure):
-    _fields_ = (
-        ("inputs", ctypes.POINTER(_Tensor)),
-        ("outputs", ctypes.POINTER(_Tensor)),
-        ("scalars", ctypes.c_void_p),
-        ("axes", ctypes.c_void_p),
-        ("parallel", ctypes.c_void_p),
-        ("num_threads", ctypes.c_int32),
-        ("cuda", ctypes.POINTER(_Cuda)),
-    )
-
-
-def _tensor(data: int, rows: int, columns: int) -> _Tensor:
-    pair = ctypes.c_int64 * 2
-    return _Tensor(data, pair(rows, columns), pair(columns, 1))
-
-
 def _main(path: str, symbol: str, m: int, n: int, k: int, has_driver: int) -> None:
-    library = ctypes.CDLL(path)
-    workspace = getattr(library, f"{symbol}_workspace")
-    workspace.restype = ctypes.c_int64
+    kernel = abi.entries(path, symbol)
     if has_driver:
         driver = ctypes.CDLL("libcuda.so.1")
         context = ctypes.c_void_p()
         driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
         driver.cuCtxPushCurrent_v2(context)
-    inputs, outputs = (_Tensor * 2)(_tensor(A, m, k), _tensor(B, n, k)), (_Tensor * 1)(_tensor(C, m, n))
-    call = _Call(inputs, outputs, None, None, None, 1, None)
-    needed = workspace(ctypes.byref(call))
-    prepared = getattr(library, f"{symbol}_prepare")(0)
-    cuda = _Cuda(STREAM, 0, 0, COUNTERS if needed else None, SCRATCH if needed else None)
+    inputs = abi.array([abi.tensor(A, (m, k), (k, 1)), abi.tensor(B, (n, k), (k, 1))])
+    call = abi.Call(inputs, abi.array([abi.tensor(C, (m, n), (n, 1))]), None, None, None, 1, None)
+    needed = kernel.workspace(ctypes.byref(call))
+    prepared = kernel.prepare(0)
+    cuda = abi.Cuda(STREAM, 0, 0, COUNTERS if needed else None, SCRATCH if needed else None)
     call.cuda = ctypes.pointer(cuda)
-    status = getattr(library, symbol)(ctypes.byref(call))
+    status = kernel.call(ctypes.byref(call))
     ctypes.CDLL(None).fflush(None)
     print(json.dumps({"workspace": needed, "prepared": prepared, "status": status}))
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import kernel_abi as abi
+
 LIBRARY = "libcublasLt.so.13"
 SOURCE = Path(__file__).with_suffix(".c")
 
@@ -83,46 +85,20 @@ def call(fake: Fake | None, launcher: str, symbol: str, steps: Sequence[Sequence
         "steps": list(steps),
     }
     done = subprocess.run(
-        [sys.executable, "-S", "-I", __file__],
+        [sys.executable, "-S", __file__],
         input=json.dumps(session),
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, **{name: str(value) for name, value in settings.items()}},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(Path(abi.__file__).parent),
+            **{name: str(value) for name, value in settings.items()},
+        },
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
     return Session(**json.loads(done.stdout))
-
-
-class _Tensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-    )
-
-
-class _Cuda(ctypes.Structure):
-    _fields_ = (
-        ("stream", ctypes.c_void_p),
-        ("device", ctypes.c_int32),
-        ("capturing", ctypes.c_int32),
-        ("counters", ctypes.c_void_p),
-        ("scratch", ctypes.c_void_p),
-    )
-
-
-class _Call(ctypes.Structure):
-    _fields_ = (
-        ("inputs", ctypes.POINTER(_Tensor)),
-        ("outputs", ctypes.POINTER(_Tensor)),
-        ("scalars", ctypes.c_void_p),
-        ("axes", ctypes.POINTER(ctypes.c_int64)),
-        ("parallel", ctypes.c_void_p),
-        ("num_threads", ctypes.c_int32),
-        ("cuda", ctypes.POINTER(_Cuda)),
-    )
 
 
 STREAM, SCRATCH = 0x70, 0x5000
@@ -130,7 +106,7 @@ A, B, C = 0x1000, 0x2000, 0x3000
 """Addresses; nothing reads them."""
 
 
-def _bind(sizes: Mapping[str, int]) -> _Call:
+def _bind(sizes: Mapping[str, int]) -> abi.Call:
     """Return a call of M, N, K.
 
     Args:
@@ -138,35 +114,29 @@ def _bind(sizes: Mapping[str, int]) -> _Call:
             where none is given, -1 for a call without one.
     """
     m, n, k = sizes["m"], sizes["n"], sizes["k"]
-
-    def tensor(data: int, rows: int, columns: int, stride: int) -> _Tensor:
-        return _Tensor(data, (ctypes.c_int64 * 2)(rows, columns), (ctypes.c_int64 * 2)(stride, 1))
-
-    inputs = (_Tensor * 2)(tensor(A, m, k, sizes.get("a", k)), tensor(B, n, k, sizes.get("b", k)))
-    outputs = (_Tensor * 1)(tensor(C, m, n, sizes.get("c", n)))
+    a, b = abi.tensor(A, (m, k), (sizes.get("a", k), 1)), abi.tensor(B, (n, k), (sizes.get("b", k), 1))
+    outputs = abi.array([abi.tensor(C, (m, n), (sizes.get("c", n), 1))])
     device = sizes.get("device", 0)
-    gpu = None if device < 0 else ctypes.pointer(_Cuda(STREAM, device, 0, None, SCRATCH))
-    return _Call(inputs, outputs, None, (ctypes.c_int64 * 3)(m, n, k), None, 1, gpu)
+    gpu = None if device < 0 else ctypes.pointer(abi.Cuda(STREAM, device, 0, None, SCRATCH))
+    return abi.Call(abi.array([a, b]), outputs, None, abi.int64s((m, n, k)), None, 1, gpu)
 
 
 def _main() -> None:
     session = json.load(sys.stdin)
     fakes = [ctypes.CDLL(path) for path in session["libraries"]]
-    launcher = ctypes.CDLL(session["launcher"])
-    entry, workspace, prepare = (getattr(launcher, session["symbol"] + end) for end in ("", "_workspace", "_prepare"))
-    workspace.restype = ctypes.c_int64
+    kernel = abi.entries(session["launcher"], session["symbol"])
 
     def run(step: Sequence[Any]) -> int:
         kind, argument = step
         if kind == "prepare":
-            return int(prepare(argument))
+            return int(kernel.prepare(argument))
         if kind == "thread":
             returned: list[int] = []
             thread = threading.Thread(target=lambda: returned.extend(map(run, argument)))
             thread.start()
             thread.join()
             return returned[-1]
-        return int((entry if kind == "launch" else workspace)(ctypes.byref(_bind(argument))))
+        return int((kernel.call if kind == "launch" else kernel.workspace)(ctypes.byref(_bind(argument))))
 
     returned = [run(step) for step in session["steps"]]
     log = ""

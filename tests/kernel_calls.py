@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import kernel_abi as abi
 import torch
 
 from fibc.backends.base import BuildFailure
@@ -146,37 +147,13 @@ def backend_for(isa: str, cache: Cache) -> CpuBackend:
     return CpuBackend(machine("avx2", "avx512", "avx512_bf16", "amx_bf16"), cache, isa=isa)
 
 
-class _Tensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-    )
-
-
-class _Call(ctypes.Structure):
-    _fields_ = (
-        ("inputs", ctypes.POINTER(_Tensor)),
-        ("outputs", ctypes.POINTER(_Tensor)),
-        ("scalars", ctypes.POINTER(ctypes.c_double)),
-        ("axes", ctypes.POINTER(ctypes.c_int64)),
-        ("parallel", ctypes.c_void_p),
-        ("num_threads", ctypes.c_int32),
-        ("cuda", ctypes.c_void_p),
-    )
-
-
-_TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
-_PARALLEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
-
-
-def _in_turn(task: int, context: int, num_threads: int) -> None:
+def _in_turn(task: Any, context: int, num_threads: int) -> None:
     """Run the shares one after another, last first, as the interface allows."""
     for thread in reversed(range(num_threads)):
-        _TASK(task)(context, thread, num_threads)
+        task(context, thread, num_threads)
 
 
-_parallel = _PARALLEL(_in_turn)
+_parallel = abi.Parallel(_in_turn)
 
 
 def call_kernel(
@@ -193,22 +170,12 @@ def call_kernel(
     entry = getattr(ctypes.CDLL(artifact.library_path), artifact.symbol)
     entry.restype = ctypes.c_int32
     sizes = [definition.const_axes.get(name, axes.get(name, 0)) for name in definition.axes]
-    call = _Call(
-        _tensors(inputs),
-        _tensors(outputs),
+    call = abi.Call(
+        abi.views(inputs),
+        abi.views(outputs),
         (ctypes.c_double * max(1, len(inputs)))(),
-        (ctypes.c_int64 * len(sizes))(*sizes),
+        abi.int64s(sizes),
         ctypes.cast(_parallel, ctypes.c_void_p),
         num_threads,
     )
     return int(entry(ctypes.byref(call)))
-
-
-def _tensors(tensors: Sequence[torch.Tensor]) -> Any:
-    """Return an array of fibc_tensor; ctypes keeps alive what its fields point to."""
-    array = (_Tensor * len(tensors))()
-    for item, tensor in zip(array, tensors, strict=True):
-        item.data = tensor.data_ptr()
-        item.shape = (ctypes.c_int64 * tensor.dim())(*tensor.shape)
-        item.strides = (ctypes.c_int64 * tensor.dim())(*tensor.stride())
-    return array

@@ -15,8 +15,7 @@ from typing import Self
 import pytest
 from worlds import SimulatedBench, World
 
-import fibc.pipeline
-import fibc.retuning
+import fibc.evaluators
 import fibc.task
 from fibc.backends.base import BuildFailure, Mismatch
 from fibc.measure import Bench, Session
@@ -104,8 +103,9 @@ class Machine:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Let the pipeline find this machine instead of the real one."""
         monkeypatch.setattr(fibc.task, "make_backends", lambda *_: (SimulatedBackend(self),))
-        for module in (fibc.pipeline, fibc.retuning):
-            monkeypatch.setattr(module, "Evaluator", lambda definition, *_, **__: SimulatedEvaluator(self, definition))
+        monkeypatch.setattr(
+            fibc.evaluators, "Evaluator", lambda definition, *_, **__: SimulatedEvaluator(self, definition)
+        )
         monkeypatch.setattr("fibc.codegen.harness.build", lambda _: self.directory / "no-harness")
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,28 +14,8 @@ import torch
 from fibc.schema import codec
 from fibc.schema.callspec import CallSpec
 
-_TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
-_PARALLEL = ctypes.CFUNCTYPE(None, _TASK, ctypes.c_void_p, ctypes.c_int32)
-
-
-class _Tensor(ctypes.Structure):
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-    ]
-
-
-class _Call(ctypes.Structure):
-    _fields_ = [
-        ("inputs", ctypes.POINTER(_Tensor)),
-        ("outputs", ctypes.POINTER(_Tensor)),
-        ("scalars", ctypes.POINTER(ctypes.c_double)),
-        ("axes", ctypes.POINTER(ctypes.c_int64)),
-        ("parallel", _PARALLEL),
-        ("num_threads", ctypes.c_int32),
-        ("cuda", ctypes.c_void_p),
-    ]
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks" / "gpu"))  # a worker has not the path of the tests
+import kernel_abi as abi
 
 
 def _run_serially(task: Any, context: Any, num_threads: int) -> None:
@@ -41,16 +23,7 @@ def _run_serially(task: Any, context: Any, num_threads: int) -> None:
         task(context, thread, num_threads)
 
 
-_serial = _PARALLEL(_run_serially)
-
-
-def _int64s(values: Sequence[int]) -> Any:
-    return (ctypes.c_int64 * max(len(values), 1))(*values)
-
-
-def _tensors(tensors: Sequence[torch.Tensor]) -> Any:
-    items = [_Tensor(t.data_ptr(), _int64s(t.shape), _int64s(t.stride())) for t in tensors]
-    return (_Tensor * len(items))(*items)
+_serial = abi.Parallel(_run_serially)
 
 
 class Candidate:
@@ -66,7 +39,8 @@ class Candidate:
         inputs, outputs = arguments[:count], arguments[count:]
         axes = self._sizes(inputs)
         scalars = (ctypes.c_double * count)()
-        call = _Call(_tensors(inputs), _tensors(outputs), scalars, _int64s(axes), _serial, 1)
+        parallel = ctypes.cast(_serial, ctypes.c_void_p)
+        call = abi.Call(abi.views(inputs), abi.views(outputs), scalars, abi.int64s(axes), parallel, 1)
         if self._kernel(ctypes.byref(call)) != 0:
             raise RuntimeError(f"{self._spec.definition}: run_out: the kernel did nothing")
 

@@ -16,7 +16,7 @@ from simulation import BLOCKS, Machine, SimulatedBackend, SimulatedEvaluator, wr
 
 import fibc
 import fibc.explore
-from fibc import isolation
+from fibc import isolation, supervisor
 from fibc.ahead import Ahead, Plan, compilers_ahead, overlaps
 from fibc.backends.base import Backend, BuildFailure
 from fibc.errors import ToolchainError
@@ -268,7 +268,7 @@ def test_compilers_ahead_end_with_the_search_and_leave_no_process(tmp_path: Path
         raise KeyboardInterrupt
     assert time.monotonic() - began < PATIENCE_S
     assert not ahead._thread.is_alive()
-    assert int(pids.read_text()) not in isolation.descendants()
+    assert int(pids.read_text()) not in supervisor.descendants()
 
 
 def test_after_the_end_builds_go_on_without_a_thread() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from fibc import toolchain
 from fibc.codegen import compile as cxx
+from fibc.paths import INCLUDE
 
 ROOT = Path(__file__).parents[1]
 
@@ -38,5 +39,5 @@ def test_the_headers_and_their_tests_pass(tmp_path: Path) -> None:
 def test_the_entry_compiles_without_a_warning(name: str) -> None:
     includes = [f"-isystem{path}" for path in cxx.entry_includes()]
     strict = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror", "-fsyntax-only"]
-    source = cxx.INCLUDE / "fibc" / "entry" / f"{name}.cpp"
-    run([toolchain.find().cxx, "-std=c++17", f"-I{cxx.INCLUDE}", *includes, *strict, source])
+    source = INCLUDE / "fibc" / "entry" / f"{name}.cpp"
+    run([toolchain.find().cxx, "-std=c++17", f"-I{INCLUDE}", *includes, *strict, source])

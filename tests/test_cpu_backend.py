@@ -28,9 +28,10 @@ from kernel_calls import (
 from fibc import isolation, toolchain
 from fibc.backends import build
 from fibc.backends.base import Backend, BuildFailure
-from fibc.backends.cpu import INCLUDE, PRELUDE, CpuBackend
+from fibc.backends.cpu import PRELUDE, CpuBackend
 from fibc.cache import Cache
 from fibc.errors import BuildError, InputError, SchemaError, ToolchainError
+from fibc.paths import INCLUDE
 from fibc.schema.candidate import Target, TensorGuard
 from fibc.schema.isa import compiler_flags
 from fibc.search.space import ConfigSpace

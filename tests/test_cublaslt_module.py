@@ -19,9 +19,9 @@ from kernel_calls import gemm, machine
 from fibc import toolchain
 from fibc.backends.cublaslt import CublasLtBackend
 from fibc.backends.cublaslt_algorithm import Algorithm
-from fibc.backends.launch_headers import INCLUDE
 from fibc.codegen.build import build
 from fibc.gpus import join_version
+from fibc.paths import INCLUDE
 from fibc.runtime import oracle, read_table
 from fibc.runtime.oracle import Surroundings, TensorFacts
 from fibc.schema.candidate import Artifact

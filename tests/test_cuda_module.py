@@ -17,8 +17,8 @@ import toys
 
 from fibc import toolchain
 from fibc.codegen import harness
-from fibc.codegen.compile import INCLUDE
 from fibc.explain import CallExplained, explain
+from fibc.paths import INCLUDE
 from fibc.runtime import load, oracle, read_table
 from fibc.schema.codec import encode
 from fibc.schema.silicon import CudaValidity

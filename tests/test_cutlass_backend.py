@@ -27,6 +27,7 @@ from fibc.backends.cutlass_compile import (
 from fibc.cache import Cache
 from fibc.cuda_toolchain import CudaToolchain
 from fibc.errors import InputError, ToolchainError
+from fibc.paths import INCLUDE
 from fibc.schema.candidate import ConfigValue, Target, TensorGuard
 from fibc.schema.space import Space
 from fibc.search.space import Config, ConfigSpace
@@ -182,7 +183,7 @@ def test_a_wave_that_is_not_full_is_no_reason_for_a_tile_of_another_width(backen
 
 
 def test_no_more_tiles_are_divided_than_there_are_counters_for(backend: CutlassBackend) -> None:
-    header = (cutlass_compile.INCLUDE / "fibc" / "kernel_abi.h").read_text()
+    header = (INCLUDE / "fibc" / "kernel_abi.h").read_text()
     found = re.search(r"#define FIBC_COUNTER_BYTES (\d+)", header)
     assert found is not None
     assert int(found[1]) == 8192 * 2 * 4  # two warp groups' counters of four bytes
@@ -274,7 +275,7 @@ def test_config_definition_and_compiler_are_part_of_a_candidates_identity(
     other_nvcc = CudaToolchain(CUDA.nvcc, "PATH", "13.1", (), CUDA.cutlass, "4.2.0", "1" * 16)
     monkeypatch.setattr(cuda_toolchain, "find", lambda: other_nvcc)
     others.append(digest())
-    monkeypatch.setattr(cutlass, "headers", lambda names: {"fibc/cutlass/launch/sm90.h": "another"})
+    monkeypatch.setattr(cutlass, "header_texts", lambda names: {"fibc/cutlass/launch/sm90.h": "another"})
     others.append(digest())
     assert len({first, *others}) == 6
 

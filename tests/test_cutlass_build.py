@@ -15,9 +15,10 @@ from kernel_calls import default_config, gemm, key
 from fibc import cuda_toolchain, toolchain
 from fibc.backends.base import BuildFailure
 from fibc.backends.cutlass import CutlassBackend
-from fibc.backends.cutlass_compile import INCLUDE, KernelCompiler, compile_kernels
+from fibc.backends.cutlass_compile import KernelCompiler, compile_kernels
 from fibc.cache import Cache
 from fibc.errors import ToolchainError
+from fibc.paths import INCLUDE
 from fibc.schema.candidate import Artifact, ConfigValue
 from fibc.search.space import ConfigSpace
 

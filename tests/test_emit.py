@@ -13,9 +13,9 @@ import pytest
 import toys
 
 from fibc import toolchain
-from fibc.codegen.compile import INCLUDE
 from fibc.codegen.emit import MAX_INPUTS, SURFACE, Sources, emit
 from fibc.errors import SchemaError
+from fibc.paths import INCLUDE
 from fibc.schema.callspec import Argument, Axis
 from fibc.schema.codec import to_plain
 from fibc.schema.silicon import CudaValidity

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fibc import isolation
+from fibc import supervisor
 from fibc.child import Child
 from fibc.errors import EvaluationError, InputError
 from fibc.evaluate import Evaluator
@@ -76,6 +76,10 @@ def evaluator(*, timeout_s: float = 30.0, reference: str = REFERENCE, native: st
         HERE / "standin_harness.py",
         timeout_s=timeout_s,
         seed=1,
+        workloads=(),
+        num_threads=1,
+        mode="",
+        cache_share_bytes=None,
     )
 
 
@@ -84,7 +88,7 @@ def shared() -> Iterator[Evaluator]:
     """One zygote for every candidate: what one does must not touch the next."""
     with evaluator(timeout_s=3.0) as running:
         yield running
-    assert isolation.descendants() == []
+    assert supervisor.descendants() == []
 
 
 def test_a_right_candidate_passes_and_can_be_timed(shared: Evaluator, library: Path) -> None:
@@ -171,11 +175,11 @@ def test_a_candidate_whose_repeats_differ_in_a_bit_passes_and_is_marked(shared: 
 def test_processes_that_a_candidate_leaves_behind_are_killed(shared: Evaluator, library: Path) -> None:
     with shared.trial(candidate("good"), artifact(library, "good"), KEY) as trial:
         assert trial.status is Status.PASSED
-    before = set(isolation.descendants())
+    before = set(supervisor.descendants())
     with shared.trial(candidate("leaves_a_child"), artifact(library, "leaves_a_child"), KEY) as trial:
         assert trial.status is Status.PASSED, trial.log
-        assert len(set(isolation.descendants()) - before) > 1
-    assert set(isolation.descendants()) == before
+        assert len(set(supervisor.descendants()) - before) > 1
+    assert set(supervisor.descendants()) == before
 
 
 def test_a_candidate_is_not_blamed_for_dying_once(
@@ -238,7 +242,7 @@ def test_a_trial_that_was_dismissed_is_not_checked_after_its_timing(
             trial.session.pair(0, True)
             if dismissed:
                 trial.dismiss()
-    assert asked.count("recheck") == 1
+    assert asked.count("check_outputs") == 1
 
 
 def test_an_output_that_changed_while_it_was_timed_fails_its_arm(shared: Evaluator, library: Path) -> None:
@@ -262,7 +266,7 @@ def test_exec_sessions_hold_all_arms_and_native_beside_itself(shared: Evaluator,
             assert all(seconds > 0.0 for seconds in session.pair(arm, True))
     with bench.session(8) as session:  # in the process that was started beside the first one
         assert all(seconds > 0.0 for seconds in session.pair(0, False))
-    assert isolation.descendants() == []
+    assert supervisor.descendants() == []
 
 
 def test_native_beside_itself_goes_through_the_whole_path(shared: Evaluator) -> None:

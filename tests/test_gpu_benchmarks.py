@@ -56,11 +56,7 @@ GPU = Path(__file__).parent.parent / "benchmarks" / "gpu"
 SMALL = Shape(16, 8)
 
 
-@pytest.fixture(autouse=True)
-def _shared_cache(tmp_path_factory: pytest.TempPathFactory, worker_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    base = tmp_path_factory.getbasetemp()
-    root = base if worker_id == "master" else base.parent
-    monkeypatch.setenv("FIBC_CACHE_DIR", str(root / "gpu-benchmarks-cache"))
+pytestmark = pytest.mark.usefixtures("shared_cache")
 
 
 # Sizes ----------------------------------------------------------------------------------------------------------------
@@ -241,7 +237,7 @@ def test_a_part_tunes_measures_and_goes_on_where_it_was_cut_off(
 ) -> None:
     speedup = {1: 1.3, 4: 1.2, 8: 1.1, 3: 1.25, 7: 1.05}
     evaluator = FakeEvaluator(lambda name, m: speedup[m])
-    monkeypatch.setattr(gpu_suite, "evaluator_of", lambda *_: evaluator)
+    monkeypatch.setattr(gpu_suite, "evaluator_of", lambda *_, **__: evaluator)
     sizes: dict[str, Any] = {"tuned": (1, 4, 8), "unseen": (3, 7)}
     monkeypatch.setattr(gpu_suite, "RESERVE_S", 0.0)
 

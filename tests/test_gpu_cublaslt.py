@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from kernel_calls import gemm
+from module_calls import host_us
 from torch import Tensor
 
 from fibc import gpus, inputs
@@ -267,19 +268,6 @@ def test_the_version_is_that_of_torchs_copy(backend: CublasLtBackend, loaded: Ha
     assert isinstance(built, Artifact)
     with pytest.raises(RuntimeError, match="calls another version of a library"):
         loaded.bind(built.library_path, built.symbol, encode(definition.call_spec()), "cuda")
-
-
-def host_us(call: Callable[[], Any], count: int = 500) -> float:
-    """Return the least mean of seven batches."""
-    means = []
-    for _ in range(7):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(count):
-            call()
-        means.append((time.perf_counter() - began) / count * 1e6)
-    torch.cuda.synchronize()
-    return min(means)
 
 
 def test_what_a_call_costs_the_host(backend: CublasLtBackend, loaded: Harness) -> None:

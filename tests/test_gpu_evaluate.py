@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from kernel_calls import gemm, rmsnorm
+from timing_harness import TimingHarness
 from torch import Tensor
 
 from fibc import cuda_queue, environment, gpus, inputs
@@ -61,17 +62,8 @@ def queue() -> Iterator[CudaQueue]:
     torch.cuda.set_stream(before)
 
 
-class PythonHarness:
+class PythonHarness(TimingHarness):
     """Calls in a Python loop."""
-
-    def bind(self, library_path: str, symbol: str, spec: bytes, device: str = "cpu") -> Any:
-        raise NotImplementedError
-
-    def set_num_threads(self, num_threads: int) -> None:
-        raise NotImplementedError
-
-    def fill_allocations(self, fills: bool) -> None:
-        raise NotImplementedError
 
     def time_calls(
         self, callable: Callable[..., Any], calls: Sequence[tuple[Any, ...]], start: int, inner: int
@@ -321,7 +313,7 @@ def test_native_is_as_fast_as_itself(mode: str, m: int, queue: CudaQueue) -> Non
         pairs = [first, *(timed.pair(harness, 0, sides, native_first=i % 2 == 1, inner=inner) for i in range(7))]
         effects.append(statistics.median(math.log(n / c) for n, c in pairs))
         natives += [n for n, _ in pairs]
-        assert timed.recheck(0, sides) is None
+        assert timed.check_outputs(0, sides) is None
     native_s = statistics.median(natives)
     say(
         f"{mode} M={m}: native {native_s * 1e6:.2f} us, inner {inner}, {copies} copies, A/A by session "

@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ import pytest
 import torch
 import toys
 from gpu_image import compile_toys
+from module_calls import host_us, reason_of
 from torch import Tensor
 
 from fibc import toolchain
@@ -112,16 +112,6 @@ def new_stream() -> Any:
 
 def new_event() -> Any:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
-def reason_of(module: ModuleType, call: Callable[[], Any]) -> tuple[Any, str]:
-    before = module.stats()
-    result = call()
-    after = module.stats()
-    assert after["calls"] == before["calls"] + 1
-    if after["hits"] != before["hits"]:
-        return result, "hit"
-    return result, next(name for name, count in after["native"].items() if count != before["native"].get(name, 0))
 
 
 def python(script: str, *arguments: object, **variables: str) -> str:
@@ -498,31 +488,18 @@ def test_the_harness_calls_candidates_as_a_module_does(built: Any, library: Path
 # ---- host cost ------------------------------------------------------------------------------------------------------
 
 
-def host_us(call: Callable[[], Any], count: int = 2000) -> float:
-    """Return the least mean of seven batches, with the device never more than a batch behind."""
-    means = []
-    for _ in range(7):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(count):
-            call()
-        means.append((time.perf_counter() - began) / count * 1e6)
-    torch.cuda.synchronize()
-    return min(means)
-
-
 def test_the_host_cost_of_a_call_is_that_of_its_launch(op: ModuleType, built: Any, library: Path) -> None:
     idle, y = matrix(140, 8), torch.empty(140, device="cuda")
     split, z = matrix(5, 8), torch.empty(5, device="cuda")
     candidate = built.bind(str(library), "fibc_toy_idle", encode(toys.ROWS_SPEC), "cuda").run_out
     costs = {
-        "run_out, no workspace": host_us(lambda: op.run_out(idle, y), 500),
-        "run_out, workspace": host_us(lambda: op.run_out(split, z), 500),
-        "run": host_us(lambda: op.run(idle), 500),
-        "harness run_out": host_us(lambda: candidate(idle, y), 500),
-        "torch.empty": host_us(lambda: torch.empty(140, device="cuda"), 500),
-        "torch.add(out=)": host_us(lambda: torch.add(y, 1, out=y), 500),
-        "a Python lambda": host_us(lambda: None, 500),
+        "run_out, no workspace": host_us(lambda: op.run_out(idle, y)),
+        "run_out, workspace": host_us(lambda: op.run_out(split, z)),
+        "run": host_us(lambda: op.run(idle)),
+        "harness run_out": host_us(lambda: candidate(idle, y)),
+        "torch.empty": host_us(lambda: torch.empty(140, device="cuda")),
+        "torch.add(out=)": host_us(lambda: torch.add(y, 1, out=y)),
+        "a Python lambda": host_us(lambda: None),
     }
     native = op._generation._native
     print(f"\nhost us a call ({'torch_abi' if native.uses_torch_abi() else 'dlpack'}): {costs}")

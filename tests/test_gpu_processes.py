@@ -10,12 +10,12 @@ import pytest
 from kernel_calls import gemm
 from test_gpu_evaluate import say
 
-from fibc import gpus, isolation, session_pool, stats
+from fibc import environment, gpus, session_pool, stats, supervisor
 from fibc.backends import native as native_kernels
 from fibc.cache import Cache
 from fibc.child import START_TIMEOUT_S, Child, Exec
-from fibc.codegen import harness
 from fibc.evaluate import Evaluator
+from fibc.evaluators import evaluator_on
 from fibc.gpu_lock import lock_device
 from fibc.gpu_processes import GpuProcesses
 from fibc.nvml import open_monitor
@@ -41,16 +41,16 @@ def running(gpu: Gpu) -> Iterator[Evaluator]:
     native = native_kernels.resolve(contract, target_kind="cuda")
     with (
         lock_device(gpu, wait_s=60, say=say),
-        Evaluator(contract, native, gpu, harness.build(Cache()), timeout_s=60, seed=1) as made,
+        evaluator_on(environment.detect(gpu=gpu), contract, native, Cache(), seed=1, mode="", timeout_s=60) as made,
     ):
         yield made
-    assert isolation.descendants() == []
+    assert supervisor.descendants() == []
 
 
 def worker_of(child: Child) -> int:
     """Return the id of the worker below its supervisor."""
     assert isinstance(child._process, Exec)
-    (pid,) = isolation.descendants(child._process.supervised.pid)
+    (pid,) = supervisor.descendants(child._process.supervised.pid)
     return pid
 
 
@@ -96,7 +96,7 @@ def test_sessions_of_a_stage_are_processes_of_their_own(running: Evaluator, gpu:
     began = time.monotonic()
     processes.stop()
     say(f"all ended in {time.monotonic() - began:.2f} s")
-    assert isolation.descendants() == []
+    assert supervisor.descendants() == []
     assert not {*seen} & monitor.processes()
 
 

@@ -11,7 +11,7 @@ import pytest
 from test_evaluate import KEY, NATIVE_SOURCE, REFERENCE, artifact, candidate, definition
 from test_gpu_worker import GPU, HERE, library
 
-from fibc import child, gpu_processes, isolation, session_pool
+from fibc import child, gpu_processes, session_pool, supervisor
 from fibc.bench import ArmFailed
 from fibc.child import Child, close_all
 from fibc.decide import DESIGN
@@ -175,9 +175,20 @@ def running(
     monkeypatch.setattr(gpu_processes, "host_room", lambda: ROOMY)
     monkeypatch.setattr(session_pool, "AT_ONCE", TWO)
     native = NativeSource("x + x", NATIVE_SOURCE, "option", "digest")
-    with Evaluator(definition(REFERENCE), native, GPU, HERE / "standin_harness.py", timeout_s=30, seed=1) as made:
+    with Evaluator(
+        definition(REFERENCE),
+        native,
+        GPU,
+        HERE / "standin_harness.py",
+        timeout_s=30,
+        seed=1,
+        workloads=(),
+        num_threads=1,
+        mode="",
+        cache_share_bytes=None,
+    ) as made:
         yield made
-    assert isolation.descendants() == []
+    assert supervisor.descendants() == []
 
 
 def hold_sessions(running: Evaluator, library: Path, seeds: range, pairs: int = 1) -> list[Child]:
@@ -261,7 +272,7 @@ def test_a_worker_that_does_not_start_is_said_and_none_is_left(
     monkeypatch.setattr(gpu_processes, "spawn", lambda module, *rest: child.spawn("no_such_worker", *rest))
     with pytest.raises(EvaluationError, match=r"(?s)a worker must start, and did not:.*no_such_worker"):
         hold_sessions(running, library, range(1))
-    assert isolation.descendants() == []
+    assert supervisor.descendants() == []
 
 
 def test_a_small_gpu_has_fewer_at_once_and_says_so(
@@ -290,4 +301,4 @@ def test_children_are_ended_at_once(running: Evaluator, spawned: list[Child]) ->
     processes.session(3, fresh=True)
     close_all(spawned)
     assert not any(one.open for one in spawned)
-    assert isolation.descendants() == []
+    assert supervisor.descendants() == []

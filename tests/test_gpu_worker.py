@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from test_evaluate import KEY, NATIVE_SOURCE, REFERENCE, artifact, candidate, definition
 
-from fibc import child, gpu_processes, gpus, isolation, session_pool, sustained
+from fibc import child, gpu_processes, gpus, session_pool, supervisor, sustained
 from fibc.bench import ArmFailed
 from fibc.evaluate import Evaluator
+from fibc.evaluators import GPU_TIMEOUT_S
 from fibc.gpu_processes import GpuProcesses
 from fibc.process_bench import ProcessBench
 from fibc.schema.evaluation import Arm, Status
@@ -48,9 +49,20 @@ def running(
     monkeypatch.setattr(session_pool, "AT_ONCE", 1)
     native = NativeSource("x + x", NATIVE_SOURCE, "option", "digest")
     harness = HERE / "standin_harness.py"
-    with Evaluator(definition(REFERENCE), native, GPU, harness, timeout_s=30, seed=1) as made:
+    with Evaluator(
+        definition(REFERENCE),
+        native,
+        GPU,
+        harness,
+        timeout_s=GPU_TIMEOUT_S,
+        seed=1,
+        workloads=(),
+        num_threads=1,
+        mode="",
+        cache_share_bytes=None,
+    ) as made:
         yield made
-    assert isolation.descendants() == []
+    assert supervisor.descendants() == []
 
 
 def num_keepers(running: Evaluator) -> int:

@@ -13,8 +13,8 @@ from kernel_calls import backend_for, build_one, default_candidate, gemm, key, r
 
 from fibc import toolchain
 from fibc.backends.build import COMPILE_FLAGS
-from fibc.backends.cpu import INCLUDE
 from fibc.cache import Cache
+from fibc.paths import INCLUDE
 from fibc.schema.candidate import Artifact
 from fibc.schema.isa import ISA_LEVELS, ISA_NAMES, available_levels, compiler_flags, isa_level
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from fibc import isolation
+from fibc import isolation, supervisor
 
 PYTHON = [sys.executable, "-S", "-c"]
-SCRIPT = [sys.executable, "-S", isolation.__file__]
+SCRIPT = [sys.executable, "-S", supervisor.__file__]
 
 
 def _alive(pid: int) -> bool:
@@ -149,7 +149,7 @@ def test_no_zombie_is_left() -> None:
     isolation.run(["true"], timeout_s=30)
     with isolation.start(["sleep", "600"]) as child:
         assert child.poll() is None
-    assert isolation.descendants() == []
+    assert supervisor.descendants() == []
 
 
 def test_a_started_command_is_stopped_with_the_block() -> None:
@@ -191,7 +191,7 @@ def test_the_script_says_that_the_deadline_ended_its_command() -> None:
     done = subprocess.run(
         [*SCRIPT, "--timeout-s", "0.2", "--", "sleep", "600"], check=False, capture_output=True, text=True
     )
-    assert done.returncode == isolation.TIMED_OUT_STATUS
+    assert done.returncode == supervisor.TIMED_OUT_STATUS
     assert "deadline of 0.2 s" in done.stderr
 
 
@@ -215,7 +215,7 @@ def test_interrupting_the_script_kills_its_command(tmp_path: Path) -> None:
 
 def test_the_script_imports_nothing_heavy() -> None:
     done = subprocess.run(
-        [sys.executable, "-S", "-X", "importtime", isolation.__file__, "--", "true"],
+        [sys.executable, "-S", "-X", "importtime", supervisor.__file__, "--", "true"],
         check=True,
         capture_output=True,
         text=True,

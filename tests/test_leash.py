@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fibc import isolation
+from fibc import isolation, supervisor
 from fibc.leash import CutError, Leash
 
 FAMILY = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
@@ -35,7 +35,7 @@ def test_a_cut_leash_ends_what_the_thread_runs_and_what_it_would_run_later(tmp_p
     thread.join(timeout=isolation.GRACE_S)
     assert not thread.is_alive()
     assert len(raised) == 2
-    assert child not in isolation.descendants()
+    assert child not in supervisor.descendants()
 
 
 def test_a_leash_holds_only_the_threads_that_wear_it() -> None:

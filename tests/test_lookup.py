@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
 from fibc import toolchain
-from fibc.codegen.compile import INCLUDE
+from fibc.paths import INCLUDE
 from fibc.runtime import oracle, read_table
 from fibc.runtime.oracle import Choice, Surroundings, TensorFacts
 from fibc.schema.callspec import Argument, Axis, CallSpec

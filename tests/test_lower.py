@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import toys
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,25 +33,7 @@ ARTIFACTS[DIGESTS[3]] = ARTIFACTS[DIGESTS[2]]  # two configs that compile to one
 
 def comparison(candidate_us: float) -> Comparison:
     point = Point((("M", 1),), "end")
-    return Comparison(
-        point=point,
-        speedup=1.5,
-        ci_low=1.4,
-        ci_high=1.6,
-        confidence_level=0.95,
-        n_sessions=8,
-        n_pairs=64,
-        session_sd=0.01,
-        native_us=1.5 * candidate_us,
-        candidate_us=candidate_us,
-        stage="reconfirm",
-        estimator="hodges-lehmann",
-        design="paired-abba-sessions",
-        residency="A=hot B=cold",
-        mode="eager",
-        timer="steady_clock",
-        num_threads=2,
-    )
+    return replace(toys.COMPARISON, point=point, native_us=1.5 * candidate_us, candidate_us=candidate_us)
 
 
 def row(bounds: tuple[tuple[int, int], ...], digest: str, *latencies_us: float, revoked: bool = False) -> Decision:

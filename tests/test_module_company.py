@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import toys
+from module_calls import reason_of
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad as forward_mode
@@ -22,17 +23,6 @@ M, N, K = 4, toys.GEMM_N, toys.GEMM_K
 IMPORTS_OF_TORCH = pytest.mark.filterwarnings(r"ignore:`torch\.jit\.script(_method)?` is deprecated:DeprecationWarning")
 """What torch imports when it is first asked for forward mode or a compiled graph: some of its modules still use
 TorchScript (torch.utils.mkldnn in 2.10 and 2.11), and warn of it."""
-
-
-def reason_of(module: ModuleType, call: Callable[[], Any]) -> tuple[Any, str]:
-    """Return the result of ``call`` and the one thing that was counted: ``hit`` or why native served."""
-    before = module.stats()
-    result = call()
-    after = module.stats()
-    assert after["calls"] == before["calls"] + 1
-    if after["hits"] != before["hits"]:
-        return result, "hit"
-    return result, next(name for name, count in after["native"].items() if count != before["native"].get(name, 0))
 
 
 @pytest.fixture(params=["torch_abi", "dlpack"])

@@ -18,7 +18,8 @@ from rich.console import Console
 from simulation import BLOCKS, Machine, write_definition
 
 import fibc
-import fibc.explore
+import fibc.evaluators
+import fibc.key_search
 import fibc.pipeline
 import fibc.prove
 import fibc.sustain
@@ -28,7 +29,7 @@ from fibc.cache import Cache
 from fibc.environment import detect
 from fibc.errors import GateError, InputError
 from fibc.paths import OutLayout
-from fibc.records import RecordLog
+from fibc.records import Record, RecordLog
 from fibc.runtime.package import load, read_table
 from fibc.schema import codec
 from fibc.schema.decision import Verdict
@@ -43,11 +44,7 @@ from fibc.task import Task, read_task
 SIZES = (1, 2, 3, 4, 7, 8)
 
 
-@pytest.fixture(autouse=True)
-def _shared_cache(tmp_path_factory: pytest.TempPathFactory, worker_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    base = tmp_path_factory.getbasetemp()
-    root = base if worker_id == "master" else base.parent
-    monkeypatch.setenv("FIBC_CACHE_DIR", str(root / "pipeline-cache"))
+pytestmark = pytest.mark.usefixtures("shared_cache")
 
 
 @pytest.fixture
@@ -135,7 +132,7 @@ def test_a_cell_that_an_earlier_run_decided_is_not_searched_again(
 def test_a_key_of_long_trials_gets_a_quarter_of_them(
     machine: Callable[..., Machine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fibc.explore, "LONG_TRIAL_S", 0.0)
+    monkeypatch.setattr(fibc.key_search, "LONG_TRIAL_S", 0.0)
     made = machine(lambda block, rows: 1.2 if block == 1 else 0.9)
     result = tune(tmp_path, trials=16, jobs=2)
     assert made.asked["trials"] == 4 * 4
@@ -370,15 +367,35 @@ def test_the_mode_reaches_the_workers_and_the_plan(
     machine(lambda block, rows: 1.3)
     assert tune(tmp_path, dry_run=True).plan["mode"] == "eager"
     given: list[str] = []
-    made: Any = vars(fibc.pipeline)["Evaluator"]
+    made: Any = vars(fibc.evaluators)["Evaluator"]
 
     def spy(*arguments: Any, mode: str, **options: Any) -> Any:
         given.append(mode)
         return made(*arguments, **options)
 
-    monkeypatch.setattr(fibc.pipeline, "Evaluator", spy)
+    monkeypatch.setattr(fibc.evaluators, "Evaluator", spy)
     tune(tmp_path, mode="eager")
     assert given == ["eager"]
+
+
+def test_the_record_is_read_as_often_for_many_keys_as_for_few(
+    machine: Callable[..., Machine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(lambda block, rows: 1.2 if block == 1 else 0.8)
+    reads: list[str] = []
+    read = RecordLog.read
+
+    def counted(log: RecordLog) -> Iterator[Record]:
+        reads.append(log.environment)
+        return read(log)
+
+    monkeypatch.setattr(RecordLog, "read", counted)
+    counts = []
+    for sizes in ((1, 2), SIZES):
+        reads.clear()
+        tune(tmp_path / str(len(sizes)), sizes)
+        counts.append(len(reads))
+    assert counts[0] == counts[1] < 20
 
 
 def test_what_was_seen_of_the_gpu_is_in_the_result_and_recorded(

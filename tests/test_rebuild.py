@@ -39,11 +39,7 @@ from fibc.search.space import ConfigSpace
 TEXTS = ("__init__.py", "__init__.pyi", "current/__init__.py", "current/module.cpp", "current/table.msgpack")
 
 
-@pytest.fixture(autouse=True)
-def _shared_cache(tmp_path_factory: pytest.TempPathFactory, worker_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    base = tmp_path_factory.getbasetemp()
-    root = base if worker_id == "master" else base.parent
-    monkeypatch.setenv("FIBC_CACHE_DIR", str(root / "rebuild-cache"))
+pytestmark = pytest.mark.usefixtures("shared_cache")
 
 
 @pytest.fixture

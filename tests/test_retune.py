@@ -16,6 +16,7 @@ import pytest
 from simulation import Machine, write_definition
 
 import fibc
+import fibc.evaluators
 import fibc.installed
 import fibc.retuning
 from fibc.codegen import generations
@@ -32,11 +33,7 @@ from fibc.schema.upkeep import RetuneResult
 SIZES = (1, 2, 3, 4, 7, 8)
 
 
-@pytest.fixture(autouse=True)
-def _shared_cache(tmp_path_factory: pytest.TempPathFactory, worker_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    base = tmp_path_factory.getbasetemp()
-    root = base if worker_id == "master" else base.parent
-    monkeypatch.setenv("FIBC_CACHE_DIR", str(root / "retune-cache"))
+pytestmark = pytest.mark.usefixtures("shared_cache")
 
 
 @pytest.fixture
@@ -104,7 +101,7 @@ def test_a_night_locks_what_it_measures_on_and_times_as_the_tune_did(
     tune(tmp_path)
     seen: list[tuple[str, bool]] = []
     modes: list[str] = []
-    evaluator: Any = vars(fibc.retuning)["Evaluator"]
+    evaluator: Any = vars(fibc.evaluators)["Evaluator"]
 
     @contextlib.contextmanager
     def lock(gpus: Sequence[Gpu | None], *, wait_s: float, say: Callable[[str], None]) -> Iterator[None]:
@@ -119,7 +116,7 @@ def test_a_night_locks_what_it_measures_on_and_times_as_the_tune_did(
         return evaluator(*arguments, **options)
 
     monkeypatch.setattr(fibc.retuning, "lock_devices", lock)
-    monkeypatch.setattr(fibc.retuning, "Evaluator", spy)
+    monkeypatch.setattr(fibc.evaluators, "Evaluator", spy)
     retune(tmp_path)
     assert (seen, modes) == ([], []), "a night without a change measures nothing"
     upgrade("99")

@@ -197,7 +197,7 @@ def finds(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], Counter[int
             monkeypatch.setattr(sanitizer, "sanitize", run)
             return sanitizing.sanitize(shop, tool, candidate, key)
 
-        monkeypatch.setattr("fibc.explore.sanitize", call)
+        monkeypatch.setattr("fibc.key_search.sanitize", call)
         return runs
 
     return install
@@ -250,7 +250,7 @@ def test_a_table_that_nobody_sanitized_is_not_up_to_date_and_what_was_found_is_r
 def test_finalists_for_which_no_time_is_left_do_not_race(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fibc.explore.sanitize", lambda *_: None)
+    monkeypatch.setattr("fibc.key_search.sanitize", lambda *_: None)
     result = tune(tmp_path, sanitize=True)
     assert result.partial
     assert result.table is not None

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_calls import GEMM_REFERENCE, NORM_REFERENCE, define, gemm, rmsnorm
 
-from fibc.backends.cpu import BUILTIN_TEMPLATES
 from fibc.backends.match import Match, match
+from fibc.backends.templates import BUILTIN_TEMPLATES
 from fibc.errors import SchemaError
 from fibc.schema.definition import Definition
 from fibc.schema.template import Template, load_template, load_templates

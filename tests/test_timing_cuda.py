@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from timing_harness import TimingHarness
 from torch import Tensor
 
 from fibc import inputs
@@ -112,22 +113,13 @@ class FakeQueue:
         self.log.append(f"scatter {rng.random():.3f}")
 
 
-class FakeHarness:
+class FakeHarness(TimingHarness):
     """Calls take the device 20 us where they are native's, else 10 us."""
 
     def __init__(self, queue: FakeQueue) -> None:
         self.queue = queue
         self.calls: list[tuple[str, int, int]] = []
         self.fault: Exception | None = None
-
-    def bind(self, library_path: str, symbol: str, spec: bytes, device: str = "cpu") -> Any:
-        raise NotImplementedError
-
-    def set_num_threads(self, num_threads: int) -> None:
-        raise NotImplementedError
-
-    def fill_allocations(self, fills: bool) -> None:
-        raise NotImplementedError
 
     def time_calls(
         self, callable: Callable[..., Any], calls: Sequence[tuple[Any, ...]], start: int, inner: int

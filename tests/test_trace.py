@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import toys
 from pydantic import BaseModel, ValidationError
 
 from fibc.schema.candidate import Candidate, Target
-from fibc.schema.decision import Comparison
 from fibc.schema.definition import Definition
 from fibc.schema.evaluation import Correctness, Evaluation, Pair, Status
 from fibc.schema.export import solution_name, to_solution, to_trace, workload_at
@@ -34,24 +35,8 @@ DEFINITION = Definition.model_validate(
 CANDIDATE = Candidate("cpu", "gemm/matvec", (("block_m", 4),), "0123456789abcdef", Target("cpu", "avx512"))
 NATIVE = NativeSource("torch.matmul(A, B.T)", "def call(A, B):\n    return A @ B.T\n", "builtin", "feedfacefeedface")
 POINT = Point((("M", 3),), "tune")
-COMPARISON = Comparison(
-    point=POINT,
-    speedup=1.5,
-    ci_low=1.4,
-    ci_high=1.6,
-    confidence_level=0.95,
-    n_sessions=8,
-    n_pairs=64,
-    session_sd=0.01,
-    native_us=30.0,
-    candidate_us=20.0,
-    stage="reconfirm",
-    estimator="hodges-lehmann",
-    design="paired-abba-sessions",
-    residency="A=hot B=cold",
-    mode="eager",
-    timer="steady_clock",
-    num_threads=2,
+COMPARISON = replace(
+    toys.COMPARISON, point=POINT, speedup=1.5, ci_low=1.4, ci_high=1.6, native_us=30.0, candidate_us=20.0
 )
 
 

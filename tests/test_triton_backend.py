@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import kernel_abi as abi
 import pytest
 from kernel_calls import default_config, define, fused_in_place, gemm, key, rmsnorm
 
@@ -19,12 +20,12 @@ from fibc import isolation, toolchain
 from fibc.backends import triton_compile
 from fibc.backends.base import Backend, BuildFailure
 from fibc.backends.build import ENTRY_SUFFIXES
-from fibc.backends.launch_headers import INCLUDE
-from fibc.backends.triton import TEMPLATES, TritonBackend
+from fibc.backends.triton import TritonBackend
 from fibc.backends.triton_compile import Compiled, TritonToolchain, child_environment, compile_kernels
 from fibc.backends.triton_launch import check_parameters, launcher_source
 from fibc.cache import Cache
 from fibc.errors import BuildError, InputError, ToolchainError
+from fibc.paths import INCLUDE, TEMPLATES
 from fibc.render import Renderer
 from fibc.schema.candidate import Artifact, ConfigValue, Target, TensorGuard
 from fibc.schema.definition import Definition
@@ -203,9 +204,7 @@ def test_an_architecture_without_tensor_maps_gets_no_space_that_needs_them(tmp_p
 
 def test_every_template_renders_to_the_same_bytes_in_every_process() -> None:
     program = f"""\
-import sys
 from pathlib import Path
-sys.path.insert(0, {str(Path(__file__).parent)!r})
 from kernel_calls import gemm
 from fibc.backends.triton import TritonBackend
 from fibc.cache import Cache
@@ -226,7 +225,7 @@ for definition in (*shipped, gemm(28672, 4096, "float16"), gemm(128, 2048, "floa
 """
     outputs = set()
     for seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
         done = subprocess.run(
             [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
         )
@@ -303,28 +302,15 @@ def test_a_template_of_ones_own_becomes_an_object_with_three_entries(backend: Tr
 
 
 def test_a_built_library_answers_without_a_gpu(backend: TritonBackend) -> None:
-    class Call(ctypes.Structure):
-        _fields_ = (
-            ("head", ctypes.c_void_p * 3),
-            ("axes", ctypes.POINTER(ctypes.c_int64)),
-            ("tail", ctypes.c_void_p * 3),
-        )
-
-    class Tensor(ctypes.Structure):
-        _fields_ = (("data", ctypes.c_void_p), ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p))
-
     artifact = artifact_of(build(backend, "good")["good"])
-    library = ctypes.CDLL(artifact.library_path)
-    entry, workspace, prepare = (getattr(library, artifact.symbol + suffix) for suffix in ENTRY_SUFFIXES)
-    workspace.restype = ctypes.c_int64
-    tensor = ctypes.pointer(Tensor())
-    pointer = ctypes.cast(tensor, ctypes.c_void_p).value
+    kernel = abi.entries(artifact.library_path, artifact.symbol)
+    tensors = abi.array([abi.Tensor()])
     answers = []
     for size in (0, 7, 5000):
-        call = Call((ctypes.c_void_p * 3)(pointer, pointer, None), (ctypes.c_int64 * 1)(size))
-        answers.append((entry(ctypes.byref(call)), workspace(ctypes.byref(call))))
+        call = ctypes.byref(abi.Call(tensors, tensors, None, abi.int64s((size,))))
+        answers.append((kernel.call(call), kernel.workspace(call)))
     assert answers == [(0, 0), (1, 28), (1, 20000)]  # nothing to do; then declined: no GPU's call, or too large
-    assert prepare(0) == 1 or Path("/dev/nvidia0").exists()
+    assert kernel.prepare(0) == 1 or Path("/dev/nvidia0").exists()
 
 
 def test_failures_are_data_and_harm_no_other_candidate(backend: TritonBackend) -> None:

@@ -16,7 +16,8 @@ import pytest
 import torch
 from kernel_calls import fused_in_place, gemm, rmsnorm
 
-from fibc.backends.triton import BUILTIN_TEMPLATES, TritonBackend
+from fibc.backends.templates import BUILTIN_TEMPLATES
+from fibc.backends.triton import TritonBackend
 from fibc.cache import Cache
 from fibc.schema.candidate import ConfigValue
 from fibc.schema.definition import Definition

@@ -10,14 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import kernel_abi as abi
 import pytest
 import torch
 from kernel_calls import fused_in_place, gemm, key
 
 from fibc import toolchain
-from fibc.backends.launch_headers import INCLUDE
 from fibc.backends.triton import TritonBackend
 from fibc.cache import Cache
+from fibc.paths import INCLUDE
 from fibc.schema.candidate import Artifact, ConfigValue
 from fibc.schema.definition import Definition
 from fibc.search.space import ConfigSpace
@@ -30,25 +31,14 @@ FAKE_H200 = "90,132,62914560,150000000000"
 CALL = """
 import ctypes, json, sys
 job = json.loads(sys.argv[1])
-c = ctypes
-class Tensor(c.Structure):
-    _fields_ = (("data", c.c_void_p), ("shape", c.c_void_p), ("strides", c.c_void_p))
-class Cuda(c.Structure):
-    _fields_ = (("stream", c.c_void_p), ("device", c.c_int32), ("capturing", c.c_int32), ("counters", c.c_void_p),
-                ("scratch", c.c_void_p))
-class Call(c.Structure):
-    _fields_ = (("inputs", c.c_void_p), ("outputs", c.c_void_p), ("scalars", c.c_void_p), ("axes", c.c_void_p),
-                ("parallel", c.c_void_p), ("num_threads", c.c_int32), ("cuda", c.c_void_p))
-driver = c.CDLL("libcuda.so.1")
+import kernel_abi as abi
+driver = ctypes.CDLL("libcuda.so.1")
 driver.fake_make_current(0)
-library = c.CDLL(job["library"])
-entry, workspace = getattr(library, job["symbol"]), getattr(library, job["symbol"] + "_workspace")
-workspace.restype = c.c_int64
-tensors = [(Tensor * len(group))(*(Tensor(address) for address in group)) for group in job["tensors"]]
-axes = (c.c_int64 * len(job["axes"]))(*job["axes"])
-cuda = Cuda(7, 0, 0, 0xC0000, 0x50000)
-call = Call(*(c.addressof(array) for array in tensors), None, c.addressof(axes), None, 1, c.addressof(cuda))
-print("status", entry(c.byref(call)), "workspace", workspace(c.byref(call)), flush=True)
+kernel = abi.entries(job["library"], job["symbol"])
+inputs, outputs = (abi.array([abi.Tensor(address) for address in group]) for group in job["tensors"])
+cuda = abi.Cuda(7, 0, 0, 0xC0000, 0x50000)
+call = ctypes.byref(abi.Call(inputs, outputs, None, abi.int64s(job["axes"]), None, 1, ctypes.pointer(cuda)))
+print("status", kernel.call(call), "workspace", kernel.workspace(call), flush=True)
 """
 
 
@@ -85,6 +75,7 @@ def call(
     environment = {
         **os.environ,
         "LD_LIBRARY_PATH": str(driver),
+        "PYTHONPATH": str(Path(abi.__file__).parent),
         "FAKE_GPUS": FAKE_H200,
         "FAKE_PARAMETERS": ",".join(map(str, sizes)),
     }

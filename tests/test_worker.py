@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from timing_harness import TimingHarness
 from torch import Tensor
 
 from fibc import inputs
@@ -84,20 +85,11 @@ GEMM = Definition.model_validate(
 )
 
 
-class FakeHarness:
+class FakeHarness(TimingHarness):
     """Notes what is timed; a native call takes 30 us, a candidate's 10 us."""
 
     def __init__(self) -> None:
         self.timed: list[tuple[str, int, list[tuple[int, int]]]] = []
-
-    def bind(self, library_path: str, symbol: str, spec: bytes, device: str = "cpu") -> Any:
-        raise NotImplementedError
-
-    def set_num_threads(self, num_threads: int) -> None:
-        raise NotImplementedError
-
-    def fill_allocations(self, fills: bool) -> None:
-        raise NotImplementedError
 
     def time_calls(
         self, callable: Callable[..., Any], calls: Sequence[tuple[Any, ...]], start: int, inner: int
@@ -169,7 +161,7 @@ def test_points_share_the_weights_and_are_dropped_when_memory_is_short() -> None
     for m in (1, 2, 3, 1):
         timed.pair(harness, m, sides, native_first=True, inner=1)
     assert len({b for _, _, calls in harness.timed for _, b in calls}) == 3
-    assert all(timed.recheck(m, sides) is None for m in sides)
+    assert all(timed.check_outputs(m, sides) is None for m in sides)
 
 
 def test_an_output_that_changes_while_it_is_timed_is_noticed() -> None:
@@ -183,10 +175,10 @@ def test_an_output_that_changes_while_it_is_timed_is_noticed() -> None:
     timed = timer()
     for arm in (0, 1):
         timed.pair(FakeHarness(), arm, sides, native_first=True, inner=8)
-    message = timed.recheck(0, sides)
+    message = timed.check_outputs(0, sides)
     assert message is not None
     assert message.startswith("output C at M=2: must be as before it was timed")
-    assert timed.recheck(1, sides) is None
+    assert timed.check_outputs(1, sides) is None
 
 
 @pytest.mark.parametrize("again", [Timer.forget, lambda timed: timed.fresh(1)])
@@ -200,11 +192,11 @@ def test_what_was_said_of_an_arm_is_not_said_of_the_next_one_of_its_number(again
     timed = timer()
     sides = {0: Side(point(2), drifting, True)}
     timed.pair(FakeHarness(), 0, sides, native_first=True, inner=8)
-    assert timed.recheck(0, sides) is not None
+    assert timed.check_outputs(0, sides) is not None
     again(timed)
     sides = {0: Side(point(2), lambda a, b: a @ b.T, True)}
     timed.pair(FakeHarness(), 0, sides, native_first=True, inner=8)
-    assert timed.recheck(0, sides) is None
+    assert timed.check_outputs(0, sides) is None
 
 
 def test_a_non_deterministic_output_may_change_by_roundings_only() -> None:
@@ -224,7 +216,7 @@ def test_a_non_deterministic_output_may_change_by_roundings_only() -> None:
         timed.pair(
             FakeHarness(), 0, sides, native_first=True, inner=2
         )  # with the warm-up 5 calls: the next one differs
-        assert (timed.recheck(0, sides) is None) == accepted
+        assert (timed.check_outputs(0, sides) is None) == accepted
 
 
 def test_a_native_that_raises_is_told_apart_from_a_candidate_that_raises() -> None:

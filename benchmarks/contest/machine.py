@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from contest.candidates import Built
 from contest.field import UNDELAYED, Checked, Pad, is_native
 from contest.plan import key_at
 from fibc.backends import native as native_kernels
 from fibc.bench import Bench
+from fibc.cache import Cache
 from fibc.environment import Environment
 from fibc.evaluate import Evaluator
+from fibc.evaluators import evaluator_on
 from fibc.schema.candidate import NATIVE, Artifact, Guards
 from fibc.schema.decision import Conditions
 from fibc.schema.definition import Definition
@@ -64,20 +65,20 @@ class Machine:
     target: str
     built: Mapping[str, Built]
     environment: Environment
-    harness: Path
+    cache: Cache
     seed: int
 
     @contextmanager
     def open(self, definition: Definition, pad: Pad | None = None) -> Iterator[EvaluatorField]:
         native = native_kernels.resolve(definition, target_kind=self.target)
-        with Evaluator(
+        with evaluator_on(
+            self.environment,
             definition,
             native if pad is None else padded(native, pad, self.target),
-            self.environment.gpu or self.environment.cpu_validity(),
-            self.harness,
-            timeout_s=TIMEOUT_S,
+            self.cache,
             seed=self.seed,
-            num_threads=self.environment.num_threads,
+            mode="",
+            timeout_s=TIMEOUT_S,
         ) as evaluator:
             undelayed = Artifact("", "", "", "", 0, padded(native, Pad(0), self.target).source, Guards((), ()))
             yield EvaluatorField(evaluator, self.built, undelayed, forks=self.environment.gpu is None)

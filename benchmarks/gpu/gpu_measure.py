@@ -11,8 +11,6 @@ from typing import Any
 from gpu_log import Row
 
 from fibc import decide, measure, stats
-from fibc.cache import Cache
-from fibc.codegen import harness
 from fibc.evaluate import Evaluator
 from fibc.schema.candidate import Artifact, Guards
 from fibc.schema.codec import to_plain
@@ -20,7 +18,6 @@ from fibc.schema.digest import digest_text
 from fibc.schema.evaluation import Arm, SessionSamples
 from fibc.schema.feature import Cell, FeatureKey, Point
 from fibc.schema.policy import PUBLISHED_LEVEL, Policy
-from fibc.schema.table import NativeSource
 from fibc.shop import conditions_of
 from fibc.task import Task
 
@@ -48,22 +45,6 @@ class Call:
             f"import sys\n\nsys.path.insert(0, {str(CALLS.parent)!r})\nimport gpu_calls\n\ncall = {self.expression}\n"
         )
         return Artifact(digest_text(source), "", "", "", 0, source, Guards((), ()))
-
-
-def evaluator_of(task: Task, cache: Cache, *, native: NativeSource | None = None) -> Evaluator:
-    """Return an evaluator of the task's definition, with its native or another one."""
-    made = Evaluator(
-        task.definition,
-        native or task.native,
-        task.environment.gpu or task.environment.cpu_validity(),
-        harness.build(cache),
-        timeout_s=TIMEOUT_S,
-        seed=task.options.seed,
-        workloads=task.workloads,
-        num_threads=task.environment.num_threads,
-    )
-    made.timeout_s = TIMEOUT_S  # on a GPU it is meant for kernels that are compiled already
-    return made
 
 
 def measure_rows(

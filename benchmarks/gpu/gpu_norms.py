@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpu_context import Context, served_digest
-from gpu_measure import Call, against, evaluator_of, measure_rows
+from gpu_measure import TIMEOUT_S, Call, against, measure_rows
 from gpu_rows import DEFS, NORM_ROWS, write_norm
 
+from fibc.evaluators import evaluator_of
 from fibc.schema.constants import epsilon
 from fibc.task import Task
 
@@ -51,7 +52,7 @@ def _measure(context: Context, name: str, rows: Sequence[int], share: int) -> No
         return
     package = context.layout.package(task.definition.name)
     calls = {m: _calls(context, task, name, str(package), m) for m in left}
-    with evaluator_of(task, context.cache) as evaluator:
+    with evaluator_of(task, context.cache, timeout_s=TIMEOUT_S) as evaluator:
         measured = measure_rows(evaluator, task, left, calls, f"norms {name}")
     for m in left:
         served = measured[m, "served"]

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from gpu_autotune import Lifted, Tunable, autotuned_text, lift
 from gpu_context import Context, served_digest
-from gpu_measure import Call, against, evaluator_of, measure_rows
+from gpu_measure import TIMEOUT_S, Call, against, measure_rows
 from gpu_rows import PEER_SHAPES, PEER_SIZES, Shape, write_gemm
 from gpu_suite import serves
 
+from fibc.evaluators import evaluator_of
 from fibc.runtime.package import read_table
 from fibc.schema.candidate import Artifact, Candidate, ConfigValue
 from fibc.schema.feature import Cell, FeatureKey, Point
@@ -58,7 +59,7 @@ def _measure(context: Context, shape: Shape, sizes: Sequence[int]) -> None:
     left = [m for m in sizes if not context.log.has(f"{shape.name} M={m}", table=digest)]
     if not left:
         return
-    with evaluator_of(task, context.cache) as evaluator:
+    with evaluator_of(task, context.cache, timeout_s=TIMEOUT_S) as evaluator:
         for m in left:  # one row at a time: compiling takes longer than measuring, and a part that ends keeps its rows
             if context.left_s() < ROW_S:
                 context.say(f"{shape.name}: no time left for M={m}")

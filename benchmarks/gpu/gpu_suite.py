@@ -9,10 +9,11 @@ from typing import Any
 
 from gpu_context import Context, served_digest
 from gpu_limits import recorded_read_us
-from gpu_measure import Call, evaluator_of, measure_rows
+from gpu_measure import TIMEOUT_S, Call, measure_rows
 from gpu_rows import TUNED_SIZES, UNSEEN_SIZES, Shape, seen_among, write_gemm
 
 from fibc.evaluate import Evaluator
+from fibc.evaluators import evaluator_of
 from fibc.runtime import oracle
 from fibc.schema.codec import to_plain
 from fibc.schema.decision import Verdict
@@ -43,7 +44,7 @@ def run(
         context.add(**key)
     package = context.layout.package(task.definition.name)
     ends = seen_among(definition, unseen)
-    with evaluator_of(task, context.cache) as evaluator:
+    with evaluator_of(task, context.cache, timeout_s=TIMEOUT_S) as evaluator:
         if task.environment.gpu is not None and not context.log.has("read limit"):
             _measure_read(context, task, evaluator, shape, tuned[0])
         groups = (("tuned", tuned), ("unseen", [m for m in unseen if m not in ends]), ("end", ends))

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fibc import isolation
+from fibc import isolation, supervisor
 from fibc.backends.base import BuildFailure
 from fibc.backends.prelude import precompiled
 from fibc.cache import Cache
 from fibc.errors import BuildError
+from fibc.schema.candidate import Artifact, Guards
 from fibc.schema.digest import digest_text
 from fibc.toolchain import Toolchain
 
@@ -87,6 +88,19 @@ class Built:
     library_path: Path
     symbol: str
     size_bytes: int
+
+    def artifact(self, source: str, guards: Guards, resources: dict[str, int | str | bool]) -> Artifact:
+        """Return it as a candidate's, whose ``source`` people read."""
+        return Artifact(
+            digest=self.digest,
+            object_path=str(self.object_path),
+            library_path=str(self.library_path),
+            symbol=self.symbol,
+            size_bytes=self.size_bytes,
+            source=source,
+            guards=guards,
+            resources=resources,
+        )
 
 
 def build_units(
@@ -164,7 +178,7 @@ def script_text(toolchain: Toolchain, *, flags: Sequence[str], include: Path) ->
 
 def ninja_text(units: Sequence[Unit], *, timeout_s: float) -> str:
     """Return the text of a ``build.ninja`` that builds ``<digest>/kernel.cpp`` for each unit."""
-    guard = [sys.executable, "-S", "-I", isolation.__file__]
+    guard = [sys.executable, "-S", "-I", supervisor.__file__]
     guard += ["--timeout-s", f"{timeout_s:g}", "--memory-bytes", str(COMPILE_MEMORY_BYTES), "--"]
     edges = [
         f"build {unit.digest}/kernel.so: build {unit.digest}/kernel.cpp\n"
@@ -198,7 +212,7 @@ def _collect(unit: Unit, directory: Path, cache: Cache) -> Built | BuildFailure:
         text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
         if code and not text:
             text = f"the compiler ended with status {code} and said nothing"
-        return BuildFailure(code == isolation.TIMED_OUT_STATUS, text[-LOG_CHARS:])
+        return BuildFailure(code == supervisor.TIMED_OUT_STATUS, text[-LOG_CHARS:])
     plain = (directory / "kernel.o").read_bytes()
     object_path = cache.put_file(_KIND, unit.digest, ".o", directory / "renamed.o")
     library_path = cache.put_file(_KIND, unit.digest, ".so", library)

@@ -7,28 +7,26 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import fibc
 from fibc import toolchain
 from fibc.backends.base import BuildFailure, Mismatch
 from fibc.backends.build import COMPILE_FLAGS, Unit, build_units
-from fibc.backends.match import Match, guards, match
+from fibc.backends.headers import header_texts
+from fibc.backends.match import Match, guards
+from fibc.backends.templates import TemplateSet, axes_in_call, banner, names_of, space_of
 from fibc.cache import Cache
 from fibc.environment import Environment
 from fibc.errors import InputError
-from fibc.render import Renderer
+from fibc.paths import INCLUDE
 from fibc.schema.candidate import Artifact, Candidate, ConfigValue, Target
-from fibc.schema.definition import DTYPE_BITS, Definition
+from fibc.schema.definition import Definition
 from fibc.schema.digest import digest_json, digest_text
 from fibc.schema.feature import FeatureKey
 from fibc.schema.isa import ISA_NAMES, compiler_flags, isa_level
-from fibc.schema.space import Space, Tunable
-from fibc.schema.template import SIZE_NAME, Template, load_templates
+from fibc.schema.space import Space
+from fibc.schema.template import Template
 
 KIND = "cpu"
 
-PACKAGE = Path(fibc.__file__).parent
-BUILTIN_TEMPLATES = PACKAGE / "templates" / "kernels"
-INCLUDE = PACKAGE / "include"
 KERNEL_HEADERS = ("fibc/kernel_abi.h", "fibc/simd")
 """What kernels may include, files or directories of files below ``INCLUDE``. Their content is part of a candidate's
 identity."""
@@ -81,33 +79,21 @@ class CpuBackend:
         self.target = Target(KIND, isa or best)
         self._environment = environment
         self._cache = cache
-        roots = (BUILTIN_TEMPLATES, *templates_dirs)
-        self._templates = {template.name: template for template in load_templates(roots, KIND)}
-        self._headers = _headers_digest()
-        self._renderer = Renderer(roots)
+        self._templates = TemplateSet(KIND, templates_dirs, self._lacks)
+        self._headers = digest_json(header_texts(KERNEL_HEADERS))
         self._rendered: dict[tuple[str, str, tuple[tuple[str, ConfigValue], ...]], _Rendered] = {}
 
     def fingerprint(self, definition: Definition) -> str:
-        served = [
-            template for template in self._templates.values() if isinstance(self._match(template, definition), Match)
-        ]
-        parts = [[template.name, repr(template), self._renderer.source(template.source_name)] for template in served]
+        served = self._templates.serving(definition)
+        parts = [[item.name, repr(item), self._templates.render.source(item.source_name)] for item in served]
         return digest_json([str(self.target), self._build_digest, parts])
 
     def spaces(self, definition: Definition, key: FeatureKey) -> tuple[tuple[Space, ...], tuple[Mismatch, ...]]:
-        spaces: list[Space] = []
-        mismatches: list[Mismatch] = []
-        for template in self._templates.values():
-            found = self._match(template, definition)
-            if isinstance(found, str):
-                mismatches.append(Mismatch(template.name, found))
-                continue
-            names = self._constants(template, definition, found)
-            names[SIZE_NAME] = key.cell.bounds[0][1] if key.cell.bounds else 1
-            tunables = tuple(Tunable(name, choices) for name, choices in template.tunables.items())
-            text = digest_json([template.digest, self._headers])
-            spaces.append(Space(template.name, tunables, template.laws(), names, text, starts=template.guesses()))
-        return tuple(spaces), tuple(mismatches)
+        def space(template: Template, found: Match) -> Space:
+            names = self._names(template, definition, found)
+            return space_of(template, key, names, digest_json([template.digest, self._headers]))
+
+        return self._templates.spaces(definition, space)
 
     def candidate(self, definition: Definition, template: str, config: Mapping[str, ConfigValue]) -> Candidate:
         chosen = self._templates[template]
@@ -139,17 +125,10 @@ class CpuBackend:
                 results[candidate.digest] = outcome
                 continue
             template = self._templates[candidate.template]
-            found = self._match(template, definition)
-            assert isinstance(found, Match), "a candidate exists only of a template that matches"
-            results[candidate.digest] = Artifact(
-                digest=outcome.digest,
-                object_path=str(outcome.object_path),
-                library_path=str(outcome.library_path),
-                symbol=outcome.symbol,
-                size_bytes=outcome.size_bytes,
-                source=units[candidate.digest].source,
-                guards=guards(template, found),
-                resources={"isa": self.target.arch},
+            results[candidate.digest] = outcome.artifact(
+                units[candidate.digest].source,
+                guards(template, self._templates.matched(template, definition)),
+                {"isa": self.target.arch},
             )
         return results
 
@@ -163,19 +142,17 @@ class CpuBackend:
         flags = [*COMPILE_FLAGS, *compiler_flags(self.target.arch)]
         return digest_json([self._toolchain.digest, flags, PRELUDE, self._headers])
 
-    def _match(self, template: Template, definition: Definition) -> Match | str:
+    def _lacks(self, template: Template) -> str:
         needs = template.needs or ISA_NAMES[0]
         if self.target.arch == BELOW_ALL_LEVELS or ISA_NAMES.index(self.target.arch) < ISA_NAMES.index(needs):
             return f"needs ISA level {needs}, the target is {self.target}"
-        return match(template, definition)
+        return ""
 
-    def _constants(self, template: Template, definition: Definition, found: Match) -> dict[str, ConfigValue]:
+    def _names(self, template: Template, definition: Definition, found: Match) -> dict[str, ConfigValue]:
         """Return the values of the names that constraints may use, all but ``size``."""
         level = isa_level(self.target.arch)
         return {
-            **{axis: definition.const_axes[found.axes[axis]] for axis in template.const_axes},
-            **found.dtypes,
-            **{f"{variable}_bytes": DTYPE_BITS[dtype] // 8 for variable, dtype in found.dtypes.items()},
+            **names_of(template, definition, found),
             "lanes": level.lanes,
             "vector_registers": level.vector_registers,
             "l2_bytes": self._environment.l2_bytes,
@@ -188,36 +165,17 @@ class CpuBackend:
         """Return the source, headed by a banner with its digest."""
         key = (template.name, definition.digest, config)
         if key not in self._rendered:
-            found = self._match(template, definition)
-            if isinstance(found, str):
-                raise InputError(f"{template.name}: does not serve {definition.name}: {found}")
-            positions = list(definition.axes)
-            axes = {
-                axis: definition.const_axes[name] if axis in template.const_axes else positions.index(name)
-                for axis, name in found.axes.items()
+            found = self._templates.matched(template, definition)
+            values = {
+                **axes_in_call(template, definition, found),
+                **dict(config),
+                **found.dtypes,
+                **found.constants,
+                "inputs": found.inputs,
+                "outputs": found.outputs,
+                "isa": self.target.arch,
             }
-            values = {**axes, **dict(config), **found.dtypes, **found.constants}
-            body = self._renderer(
-                template.source_name,
-                {**values, "inputs": found.inputs, "outputs": found.outputs, "isa": self.target.arch},
-            )
-            settings = ", ".join(f"{name} = {value}" for name, value in config) or "no tunables"
-            banner = (
-                f"// Generated by fibc from {template.name} for {self.target}: do not edit.\n"
-                f"// {settings}\n"
-                f"// digest {digest_text(body)}\n"
-            )
-            source = banner + body
+            body = self._templates.render(template.source_name, values)
+            source = banner(template, self.target, config, body) + body
             self._rendered[key] = _Rendered(source, digest_text(source, self._build_digest))
         return self._rendered[key]
-
-
-def kernel_headers() -> dict[str, str]:
-    """Return the text of every header that kernels may include, by the path that they include."""
-    roots = (INCLUDE / name for name in KERNEL_HEADERS)
-    files = [file for root in roots for file in (sorted(root.glob("*.h")) if root.is_dir() else [root])]
-    return {file.relative_to(INCLUDE).as_posix(): file.read_text() for file in files}
-
-
-def _headers_digest() -> str:
-    return digest_json(kernel_headers())

@@ -21,6 +21,9 @@ _SIZED_VALUE = 0x04
 """Format of an attribute whose value follows; in the others the value stands in place of the size."""
 
 
+_WORDS_A_LINE = 8
+
+
 @dataclass(frozen=True)
 class KernelFacts:
     """A kernel in a cubin.
@@ -87,3 +90,13 @@ def _attributes(info: bytes) -> Iterator[tuple[int, bytes]]:
         length = size if kind == _SIZED_VALUE else 0
         yield attribute, info[position : position + length]
         position += length
+
+
+def word_lines(cubin: bytes) -> list[str]:
+    """Return ``cubin`` as C++ source: lines of 8-byte words, of which the last is filled up with zeros."""
+    padded = cubin + bytes(-len(cubin) % 8)
+    words = struct.unpack(f"<{len(padded) // 8}Q", padded)
+    return [
+        ", ".join(f"0x{word:x}" for word in words[start : start + _WORDS_A_LINE])
+        for start in range(0, len(words), _WORDS_A_LINE)
+    ]

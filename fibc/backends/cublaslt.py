@@ -3,37 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 
-import fibc
 from fibc import gpus, toolchain
 from fibc.backends.base import BuildFailure, Mismatch
 from fibc.backends.build import COMPILE_FLAGS, Built, Unit, build_units
 from fibc.backends.cublaslt_algorithm import Algorithm, parse
 from fibc.backends.cublaslt_heuristic import LIMITS_BYTES, Heuristic, Problem, Unanswered
-from fibc.backends.launch_headers import INCLUDE, launch_headers
-from fibc.backends.match import Match, guards, match
-from fibc.backends.triton import DEFAULT_ARCH
+from fibc.backends.gpu_target import DEFAULT_ARCH, KIND
+from fibc.backends.headers import LAUNCH_HEADERS, header_texts
+from fibc.backends.match import Match, guards
+from fibc.backends.templates import TemplateSet, axes_in_call, banner, names_of, space_of
 from fibc.cache import Cache
 from fibc.environment import Environment
-from fibc.errors import InputError, SchemaError
-from fibc.render import Renderer
+from fibc.errors import SchemaError
+from fibc.paths import INCLUDE
 from fibc.schema.arch import ARCHES, arch
 from fibc.schema.candidate import Artifact, Candidate, ConfigValue, Target
-from fibc.schema.definition import DTYPE_BITS, Definition
-from fibc.schema.digest import digest_json, digest_text
+from fibc.schema.definition import Definition
+from fibc.schema.digest import digest_json
 from fibc.schema.feature import FeatureKey
 from fibc.schema.silicon import Gpu
 from fibc.schema.space import Space, Start, Tunable
-from fibc.schema.template import SIZE_NAME, TF32_NAME, TF32_TAG, Template, load_templates
+from fibc.schema.template import TF32_NAME, TF32_TAG, Template
 
 NAME = "cublaslt"
-KIND = "cuda"
-
-PACKAGE = Path(fibc.__file__).parent
-BUILTIN_TEMPLATES = PACKAGE / "templates" / "kernels"
 
 CALLING_HEADERS = ("fibc/cuda/cublaslt.h", "fibc/cuda/cublaslt_gemm.h")
 """What is asked of the library stands in these, so they are part of a candidate's identity."""
@@ -90,29 +86,17 @@ class CublasLtBackend:
         if heuristic is None and self._gpu is not None and self._version:
             heuristic = Heuristic(cache, self._gpu, self._version)
         self._heuristic = heuristic
-        roots = (BUILTIN_TEMPLATES, *templates_dirs)
-        self._templates = {template.name: template for template in load_templates(roots, NAME)}
-        self._renderer = Renderer(roots)
-        headers = launch_headers()
-        self._calling_headers = {path: headers[path] for path in CALLING_HEADERS}
+        self._templates = TemplateSet(NAME, templates_dirs, self._lacks)
+        self._calling_headers = header_texts(CALLING_HEADERS)
         self._rendered: dict[tuple[str, str, tuple[tuple[str, ConfigValue], ...]], _Rendered] = {}
 
     def fingerprint(self, definition: Definition) -> str:
-        served = [t for t in self._templates.values() if isinstance(self._match(t, definition), Match)]
-        parts = [[t.name, repr(t), self._renderer.sources(t.source_name)] for t in served]
+        parts = self._templates.texts(definition)
         silicon = None if self._gpu is None else list(self._gpu.validity.identity)
         return digest_json([str(self.target), self._version, silicon, self._host_digest, parts])
 
     def spaces(self, definition: Definition, key: FeatureKey) -> tuple[tuple[Space, ...], tuple[Mismatch, ...]]:
-        spaces: list[Space] = []
-        mismatches: list[Mismatch] = []
-        for template in self._templates.values():
-            found = self._space(template, definition, key)
-            if isinstance(found, Space):
-                spaces.append(found)
-            else:
-                mismatches.append(Mismatch(template.name, found))
-        return tuple(spaces), tuple(mismatches)
+        return self._templates.spaces(definition, partial(self._space, definition, key))
 
     def candidate(self, definition: Definition, template: str, config: Mapping[str, ConfigValue]) -> Candidate:
         ordered = tuple((name, config[name]) for name in (LIBRARY, ALGORITHM))
@@ -146,15 +130,10 @@ class CublasLtBackend:
         return results
 
     def _artifact(self, template: Template, rendered: _Rendered, built: Built) -> Artifact:
-        return Artifact(
-            digest=built.digest,
-            object_path=str(built.object_path),
-            library_path=str(built.library_path),
-            symbol=built.symbol,
-            size_bytes=built.size_bytes,
-            source=rendered.source,
-            guards=guards(template, rendered.found),
-            resources={
+        return built.artifact(
+            rendered.source,
+            guards(template, rendered.found),
+            {
                 "kind": "library",
                 "library": f"cuBLASLt {rendered.library}",
                 "arch": self.target.arch,
@@ -167,23 +146,20 @@ class CublasLtBackend:
     @cached_property
     def _host_digest(self) -> str:
         """Digest of everything but the source that a launcher's object follows from."""
-        return digest_json([toolchain.find().digest, list(COMPILE_FLAGS), launch_headers()])
+        return digest_json([toolchain.find().digest, list(COMPILE_FLAGS), header_texts(LAUNCH_HEADERS)])
 
-    def _match(self, template: Template, definition: Definition) -> Match | str:
+    def _lacks(self, template: Template) -> str:
         if template.needs and self._capability < arch(template.needs).capability:
             return f"needs {template.needs}, the target is {self.target}"
-        return match(template, definition)
+        return ""
 
     @property
     def _capability(self) -> int:
         """Compute capability of the target; with a GPU it need be none that kernels are compiled for."""
         return arch(self.target.arch).capability if self._gpu is None else self._gpu.validity.compute_capability
 
-    def _space(self, template: Template, definition: Definition, key: FeatureKey) -> Space | str:
+    def _space(self, definition: Definition, key: FeatureKey, template: Template, found: Match) -> Space | str:
         """Return the space at ``key``, or why there is none."""
-        found = self._match(template, definition)
-        if isinstance(found, str):
-            return found
         if self._gpu is None:
             return "needs a GPU, on which cuBLASLt says which algorithms it has"
         if self._heuristic is None:
@@ -195,19 +171,16 @@ class CublasLtBackend:
             return f"cuBLASLt {self._version} has no algorithm for {key}"
         algorithms = tuple(str(ranked.algorithm) for ranked in answer)
         tunables = (Tunable(LIBRARY, (self._version,)), Tunable(ALGORITHM, algorithms))
-        names = self._constants(template, definition, found, self._gpu)
-        names[SIZE_NAME] = key.cell.bounds[0][1] if key.cell.bounds else 1
-        text = digest_json([template.digest, self._renderer.sources(template.source_name)])
+        names = self._names(template, definition, found, self._gpu)
+        space = space_of(template, key, names, self._templates.text_digest(template))
         # A library's own guesses are few, and each costs a second of a compiler: all are tried, in its order.
         starts = tuple(Start("", ((ALGORITHM, algorithm),)) for algorithm in algorithms)
-        return Space(template.name, tunables, template.laws(), names, text, starts=starts)
+        return replace(space, tunables=tunables, starts=starts)
 
-    def _constants(self, template: Template, definition: Definition, found: Match, gpu: Gpu) -> dict[str, ConfigValue]:
+    def _names(self, template: Template, definition: Definition, found: Match, gpu: Gpu) -> dict[str, ConfigValue]:
         """Return the values of the names that constraints may use, all but ``size``."""
         return {
-            **{axis: definition.const_axes[found.axes[axis]] for axis in template.const_axes},
-            **found.dtypes,
-            **{f"{variable}_bytes": DTYPE_BITS[dtype] // 8 for variable, dtype in found.dtypes.items()},
+            **names_of(template, definition, found),
             "shared_bytes_max": gpu.shared_bytes_max,
             "registers_max": ARCHES[-1].registers_max,
             "num_sms": gpu.validity.num_sms,
@@ -221,18 +194,11 @@ class CublasLtBackend:
         """Return the launcher's source, headed by a banner with its digest."""
         key = (template.name, definition.digest, config)
         if key not in self._rendered:
-            found = self._match(template, definition)
-            if isinstance(found, str):
-                raise InputError(f"{template.name}: does not serve {definition.name}: {found}")
+            found = self._templates.matched(template, definition)
             chosen = dict(config)
             library, algorithm = str(chosen[LIBRARY]), parse(str(chosen[ALGORITHM]))
-            positions = list(definition.axes)
-            axes = {
-                axis: definition.const_axes[name] if axis in template.const_axes else positions.index(name)
-                for axis, name in found.axes.items()
-            }
             values = {
-                **axes,
+                **axes_in_call(template, definition, found),
                 **found.dtypes,
                 **found.constants,
                 "inputs": found.inputs,
@@ -243,15 +209,10 @@ class CublasLtBackend:
                 "words": algorithm.words,
                 "max_workspace_bytes": max(LIMITS_BYTES),
             }
-            body = self._renderer(template.source_name, values)
-            settings = ", ".join(f"{name} = {value}" for name, value in config)
-            banner = (
-                f"// Generated by fibc from {template.name} for {self.target}: do not edit.\n"
-                f"// {settings}\n"
-                f"// digest {digest_text(body)}\n"
-            )
-            digest = digest_json([banner + body, self._calling_headers])
-            self._rendered[key] = _Rendered(banner + body, digest, found, algorithm, library)
+            body = self._templates.render(template.source_name, values)
+            source = banner(template, self.target, config, body) + body
+            digest = digest_json([source, self._calling_headers])
+            self._rendered[key] = _Rendered(source, digest, found, algorithm, library)
         return self._rendered[key]
 
 

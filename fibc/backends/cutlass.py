@@ -11,33 +11,32 @@ from pathlib import Path
 from fibc import cuda_toolchain, toolchain
 from fibc.backends.base import BuildFailure, Mismatch
 from fibc.backends.build import COMPILE_FLAGS, Built, Unit, build_units
-from fibc.backends.cubin import KernelFacts, read_kernel, sections
-from fibc.backends.cutlass_compile import FUNCTION, INCLUDE, KernelCompiler, compile_kernels
+from fibc.backends.cubin import KernelFacts, read_kernel, sections, word_lines
+from fibc.backends.cutlass_compile import FUNCTION, KernelCompiler, compile_kernels
 from fibc.backends.cutlass_rank import Config, Shape, by_estimate, rank
-from fibc.backends.match import Match, guards, match
+from fibc.backends.gpu_target import DEFAULT_ARCH, KIND, gpu_target
+from fibc.backends.headers import LAUNCH_HEADERS, header_texts
+from fibc.backends.match import Match, guards
 from fibc.backends.resources import blocks_per_sm, shortage
+from fibc.backends.templates import TemplateSet, headline, names_of, settings, size_of, space_of
 from fibc.cache import Cache
-from fibc.errors import BuildError, InputError
-from fibc.render import Renderer
+from fibc.errors import BuildError
+from fibc.paths import INCLUDE
 from fibc.schema.arch import ARCH_NAMES, WARP_SIZE, arch
 from fibc.schema.candidate import Artifact, Candidate, ConfigValue, Target
 from fibc.schema.definition import DTYPE_BITS, Definition
 from fibc.schema.digest import digest_json, digest_text
 from fibc.schema.feature import FeatureKey
-from fibc.schema.space import Space, Start, Tunable
-from fibc.schema.template import SIZE_NAME, TF32_NAME, Template, load_templates
+from fibc.schema.space import Space, Start
+from fibc.schema.template import TF32_NAME, Template
 
 NAME = "cutlass"
-KIND = "cuda"
-DEFAULT_ARCH = "sm_90a"
-
-BUILTIN_TEMPLATES = INCLUDE.parent / "templates" / "kernels"
 
 PARAMETER_HEADERS = ("fibc/cutlass/launch",)
 """Headers that make a kernel's parameters, files or directories of files below ``INCLUDE``. Like the kernel they decide
 what runs on the device, and are part of a candidate's identity."""
 
-LAUNCH_HEADERS = ("fibc/kernel_abi.h", "fibc/cuda", "fibc/cutlass")
+LAUNCHER_HEADERS = (*LAUNCH_HEADERS, "fibc/cutlass")
 """What else a launcher includes: part of a unit's identity alone."""
 
 MEASURED_CAPABILITY = 90
@@ -47,8 +46,6 @@ LAUNCHER_FLAGS = ("-O2", "-fexceptions", "-fpermissive", "-w", "-DNDEBUG")
 """CUTLASS's headers throw where nothing is instantiated, and redefine a name in a class, which g++ does not like."""
 
 _FACTS_SECTION = ".fibc.facts"
-
-_WORDS_A_LINE = 8
 
 NUM_FIRST = 3
 """Configs of a template that a search tries before it draws any: the model has the best that was measured at a key
@@ -104,44 +101,35 @@ class CutlassBackend:
             SchemaError: With every problem of every template.
             InputError: If ``arch_name`` is no architecture.
         """
-        if arch_name not in ARCH_NAMES:
-            raise InputError(f"arch: must be known, got {arch_name!r} (accepted: {', '.join(ARCH_NAMES)})")
+        self._gpu = gpu_target(arch_name, num_sms, l2_bytes)
+        self._arch = self._gpu.arch
         self.target = Target(KIND, arch_name)
-        self._arch = arch(arch_name)
-        self._num_sms = num_sms or self._arch.num_sms
-        self._l2_bytes = l2_bytes or self._arch.l2_bytes
         self._whole = whole
         self._cache = cache
-        roots = (BUILTIN_TEMPLATES, *templates_dirs)
-        self._templates = {template.name: template for template in load_templates(roots, NAME)}
-        self._renderer = Renderer(roots)
+        self._templates = TemplateSet(NAME, templates_dirs, self._lacks)
         self._rendered: dict[tuple[str, str, tuple[tuple[str, ConfigValue], ...]], _Rendered] = {}
 
     def fingerprint(self, definition: Definition) -> str:
-        served = [t for t in self._templates.values() if isinstance(self._match(t, definition), Match)]
-        parts = [[t.name, repr(t), self._renderer.sources(t.source_name)] for t in served]
-        return digest_json([str(self.target), self._num_sms, self._compiler.digest(""), self._launch_digest, parts])
+        parts = self._templates.texts(definition)
+        return digest_json([str(self.target), self._gpu.num_sms, self._compiler.digest(""), self._launch_digest, parts])
 
     def spaces(self, definition: Definition, key: FeatureKey) -> tuple[tuple[Space, ...], tuple[Mismatch, ...]]:
-        spaces: list[Space] = []
-        mismatches: list[Mismatch] = []
-        for template in self._templates.values():
-            found = self._match(template, definition)
-            if isinstance(found, str):
-                mismatches.append(Mismatch(template.name, found))
-                continue
-            names = self._constants(template, definition, found)
-            names[SIZE_NAME] = _size(key)
-            tunables = tuple(Tunable(name, choices) for name, choices in template.tunables.items())
-            text = digest_json([template.digest, self._renderer.sources(template.source_name)])
-            spaces.append(Space(template.name, tunables, template.laws(), names, text, starts=template.guesses()))
-        return tuple(self._shortlisted(definition, key, spaces)), tuple(mismatches)
+        def space(template: Template, found: Match) -> Space:
+            names = {**names_of(template, definition, found), **self._gpu.names, TF32_NAME: False}
+            return space_of(template, key, names, self._templates.text_digest(template))
+
+        spaces, mismatches = self._templates.spaces(definition, space)
+        return tuple(self._shortlisted(definition, key, spaces)), mismatches
 
     def candidate(self, definition: Definition, template: str, config: Mapping[str, ConfigValue]) -> Candidate:
         chosen = self._templates[template]
         ordered = tuple((name, config[name]) for name in chosen.tunables)
         rendered = self._render(chosen, definition, ordered)
-        launcher = [self._launcher(rendered, b"", 0), headers(PARAMETER_HEADERS), repr(guards(chosen, rendered.found))]
+        launcher = [
+            self._launcher(rendered, b"", 0),
+            header_texts(PARAMETER_HEADERS),
+            repr(guards(chosen, rendered.found)),
+        ]
         source_digest = digest_json([self._compiler.digest(rendered.kernel), launcher])
         return Candidate(self.name, template, ordered, source_digest, self.target)
 
@@ -194,12 +182,11 @@ class CutlassBackend:
         """
         configs = list(configs)
         for name in dict.fromkeys(template for template, _ in configs):
-            found = self._match(self._templates[name], definition)
-            assert isinstance(found, Match), "a space exists only of a template that matches"
+            found = self._templates.matched(self._templates[name], definition)
             if {"N", "K"} <= set(self._templates[name].const_axes) and "T" in found.dtypes:
                 n, k = (definition.const_axes[found.axes[axis]] for axis in ("N", "K"))
                 dtype = found.dtypes["T"]
-                shape = Shape(_size(key), n, k, dtype, DTYPE_BITS[dtype] // 8, self._num_sms)
+                shape = Shape(size_of(key), n, k, dtype, DTYPE_BITS[dtype] // 8, self._gpu.num_sms)
                 return rank(shape, configs) if self._whole else by_estimate(shape, configs)
         return configs
 
@@ -220,15 +207,10 @@ class CutlassBackend:
         needs = {"registers": facts.registers, "num_warps": threads // WARP_SIZE, "shared_bytes": shared_bytes}
         if lacking := shortage(self._arch, **needs):
             return BuildFailure(timed_out=False, log=lacking, resource=True)
-        return Artifact(
-            digest=launcher.digest,
-            object_path=str(launcher.object_path),
-            library_path=str(launcher.library_path),
-            symbol=launcher.symbol,
-            size_bytes=launcher.size_bytes,
-            source=rendered.banner + rendered.kernel,
-            guards=guards(rendered.template, rendered.found),
-            resources={
+        return launcher.artifact(
+            rendered.banner + rendered.kernel,
+            guards(rendered.template, rendered.found),
+            {
                 "arch": self.target.arch,
                 **needs,
                 "spill_bytes": facts.stack_bytes,
@@ -252,27 +234,16 @@ class CutlassBackend:
     def _launch_digest(self) -> str:
         """Digest of everything but the kernel and the template that a launcher's object follows from."""
         compilers = [self._compiler.host.digest, self._compiler.cuda.digest]
-        return digest_json([compilers, COMPILE_FLAGS, LAUNCHER_FLAGS, headers(LAUNCH_HEADERS + PARAMETER_HEADERS)])
+        return digest_json(
+            [compilers, COMPILE_FLAGS, LAUNCHER_FLAGS, header_texts(LAUNCHER_HEADERS + PARAMETER_HEADERS)]
+        )
 
-    def _match(self, template: Template, definition: Definition) -> Match | str:
+    def _lacks(self, template: Template) -> str:
         least = arch(template.needs or ARCH_NAMES[0]).capability
         if self._arch.capability < least or self._arch.capability // 10 != least // 10:
             made_for = f"{least // 10}.{least % 10} to {least // 10}.9"
             return f"is made for compute capability {made_for}, the target is {self.target}"
-        return match(template, definition)
-
-    def _constants(self, template: Template, definition: Definition, found: Match) -> dict[str, ConfigValue]:
-        """Return the values of the names that constraints may use, all but ``size``."""
-        return {
-            **{axis: definition.const_axes[found.axes[axis]] for axis in template.const_axes},
-            **found.dtypes,
-            **{f"{variable}_bytes": DTYPE_BITS[dtype] // 8 for variable, dtype in found.dtypes.items()},
-            "shared_bytes_max": self._arch.shared_bytes_max,
-            "registers_max": self._arch.registers_max,
-            "num_sms": self._num_sms,
-            "l2_bytes": self._l2_bytes,
-            TF32_NAME: False,
-        }
+        return ""
 
     def _render(
         self, template: Template, definition: Definition, config: tuple[tuple[str, ConfigValue], ...]
@@ -280,17 +251,11 @@ class CutlassBackend:
         """Return the kernel's source, and what its launcher takes."""
         key = (template.name, definition.digest, config)
         if key not in self._rendered:
-            found = self._match(template, definition)
-            if isinstance(found, str):
-                raise InputError(f"{template.name}: does not serve {definition.name}: {found}")
+            found = self._templates.matched(template, definition)
             values = {**dict(config), **found.dtypes, "inputs": found.inputs, "outputs": found.outputs}
-            body = self._renderer(template.source_name, {**values, "part": "kernel"})
-            kernel = (
-                f"// Generated by fibc from {template.name} for {self.target}: do not edit.\n"
-                f"// digest {digest_text(body)}\n{body}"
-            )
-            settings = ", ".join(f"{name} = {value}" for name, value in config) or "no tunables"
-            self._rendered[key] = _Rendered(template, found, kernel, values, f"// {settings}\n")
+            body = self._templates.render(template.source_name, {**values, "part": "kernel"})
+            kernel = f"// {headline(template, self.target)}\n// digest {digest_text(body)}\n{body}"
+            self._rendered[key] = _Rendered(template, found, kernel, values, f"// {settings(config)}\n")
         return self._rendered[key]
 
     def _launcher(self, rendered: _Rendered, cubin: bytes, params_bytes: int) -> str:
@@ -302,17 +267,12 @@ class CutlassBackend:
         values = {
             **rendered.values,
             "part": "launcher",
-            "cubin": list(_words(cubin)),
+            "cubin": word_lines(cubin),
             "cubin_bytes": len(cubin),
             "params_bytes": params_bytes,
         }
-        head = f"// Generated by fibc from {rendered.template.name} for {self.target}: do not edit.\n"
-        return head + rendered.banner + self._renderer(rendered.template.source_name, values)
-
-
-def _size(key: FeatureKey) -> int:
-    """Return the upper end of the key's first feature."""
-    return key.cell.bounds[0][1] if key.cell.bounds else 1
+        head = f"// {headline(rendered.template, self.target)}\n"
+        return head + rendered.banner + self._templates.render(rendered.template.source_name, values)
 
 
 def _params_bytes(template: Template, facts: KernelFacts) -> int:
@@ -321,25 +281,8 @@ def _params_bytes(template: Template, facts: KernelFacts) -> int:
     return facts.parameters[0]
 
 
-def headers(names: Iterable[str]) -> dict[str, str]:
-    """Return the text of headers of fibc, files or directories of files below ``INCLUDE``, by their paths there."""
-    roots = (INCLUDE / name for name in names)
-    files = [file for root in roots for file in (sorted(root.glob("*.h")) if root.is_dir() else [root])]
-    return {file.relative_to(INCLUDE).as_posix(): file.read_text() for file in files}
-
-
 def _launch_facts(object_path: Path) -> tuple[int, int]:
     """Return the bytes of dynamic shared memory and the threads of a block that a launcher's object says."""
     content = dict(sections(object_path.read_bytes()))
     shared_bytes, threads = struct.unpack("<II", content[_FACTS_SECTION])
     return shared_bytes, threads
-
-
-def _words(cubin: bytes) -> list[str]:
-    """Return lines of 8-byte words; the last word is filled up with zeros."""
-    padded = cubin + bytes(-len(cubin) % 8)
-    numbers = struct.unpack(f"<{len(padded) // 8}Q", padded)
-    return [
-        ", ".join(f"0x{number:x}" for number in numbers[start : start + _WORDS_A_LINE])
-        for start in range(0, len(numbers), _WORDS_A_LINE)
-    ]

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import fibc
-from fibc import isolation
+from fibc import isolation, supervisor
 from fibc.backends.base import BuildFailure
 from fibc.backends.build import LOG_CHARS, words
 from fibc.backends.memory import room
@@ -20,13 +19,13 @@ from fibc.backends.once import Once
 from fibc.cache import Cache
 from fibc.cuda_toolchain import CudaToolchain
 from fibc.errors import BuildError
+from fibc.paths import INCLUDE
 from fibc.schema.digest import digest_json
 from fibc.toolchain import Toolchain
 
 FUNCTION = "fibc_gemm"
 """Name of the kernel in every source."""
 
-INCLUDE = Path(fibc.__file__).parent / "include"
 KERNEL_HEADERS = "fibc/cutlass"
 """Directory of the headers that kernels include, each by itself; what lies in directories below it is for launchers."""
 
@@ -152,7 +151,7 @@ def compile_environment(environment: Mapping[str, str], work: Path) -> dict[str,
 
 def ninja_text(digests: Sequence[str], compiler: KernelCompiler, *, timeout_s: float) -> str:
     """Return the text of a ``build.ninja`` that compiles ``<digest>/kernel.cu`` for each of ``digests``."""
-    guard = [sys.executable, "-S", "-I", isolation.__file__]
+    guard = [sys.executable, "-S", "-I", supervisor.__file__]
     guard += ["--timeout-s", f"{timeout_s:g}", "--memory-bytes", str(COMPILE_MEMORY_BYTES), "--"]
     includes = [part for path in compiler.includes for part in ("-I", path)]
     rules = _RULES.format(
@@ -180,4 +179,4 @@ def _collect(digest: str, directory: Path, cache: Cache) -> bytes | BuildFailure
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     if code and not text:
         text = f"nvcc ended with status {code} and said nothing"
-    return BuildFailure(code == isolation.TIMED_OUT_STATUS, text[-LOG_CHARS:])
+    return BuildFailure(code == supervisor.TIMED_OUT_STATUS, text[-LOG_CHARS:])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fibc.backends import cpu, cublaslt, cutlass, triton
 from fibc.backends.build import ENTRY
 from fibc.backends.cutlass_compile import FUNCTION, included_headers
-from fibc.backends.launch_headers import launch_headers
+from fibc.backends.headers import LAUNCH_HEADERS, header_texts
 from fibc.errors import BuildError
 from fibc.schema.candidate import Candidate
 from fibc.schema.trace import Language
@@ -47,11 +47,11 @@ def solution_form(candidate: Candidate, source: str) -> SolutionForm:
         BuildError: If the source is not one of the candidate's backend.
     """
     if candidate.backend == CPU:
-        return SolutionForm("cpp", "kernel.cpp", ENTRY, cpu.kernel_headers())
+        return SolutionForm("cpp", "kernel.cpp", ENTRY, header_texts(cpu.KERNEL_HEADERS))
     if candidate.backend == triton.NAME and (kernels := _JITTED.findall(source)):
         return SolutionForm("triton", "kernel.py", kernels[-1])
     if candidate.backend == cutlass.NAME:
         return SolutionForm("cuda", "kernel.cu", FUNCTION, included_headers(source), ("cutlass",))
     if candidate.backend == cublaslt.NAME:
-        return SolutionForm("cpp", "kernel.cpp", ENTRY, launch_headers(), ("cublas",))
+        return SolutionForm("cpp", "kernel.cpp", ENTRY, header_texts(LAUNCH_HEADERS), ("cublas",))
     raise BuildError(f"{candidate}: must be a source of a backend that searches, got one of {candidate.backend}")

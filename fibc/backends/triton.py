@@ -7,35 +7,30 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import fibc
 from fibc import toolchain
 from fibc.backends import triton_compile
 from fibc.backends.base import BuildFailure, Mismatch
 from fibc.backends.build import COMPILE_FLAGS, Built, Unit, build_units
 from fibc.backends.cubin import KernelFacts, read_kernel
-from fibc.backends.launch_headers import INCLUDE, launch_headers
-from fibc.backends.match import Match, guards, match
+from fibc.backends.gpu_target import DEFAULT_ARCH, KIND, gpu_target
+from fibc.backends.headers import LAUNCH_HEADERS, header_texts
+from fibc.backends.match import Match, guards
 from fibc.backends.resources import blocks_per_sm, shortage
+from fibc.backends.templates import TemplateSet, banner, names_of, space_of
 from fibc.backends.triton_compile import Compiled, KernelSource, compile_kernels
 from fibc.backends.triton_launch import LAUNCHER, Bound, check_parameters, kernel_source, launcher_source
 from fibc.cache import Cache
-from fibc.errors import InputError
+from fibc.paths import INCLUDE, TEMPLATES
 from fibc.render import Renderer
-from fibc.schema.arch import ARCH_NAMES, arch
+from fibc.schema.arch import arch
 from fibc.schema.candidate import Artifact, Candidate, ConfigValue, Target
-from fibc.schema.definition import DTYPE_BITS, Definition
-from fibc.schema.digest import digest_json, digest_text
+from fibc.schema.definition import Definition
+from fibc.schema.digest import digest_json
 from fibc.schema.feature import FeatureKey
-from fibc.schema.space import Space, Tunable
-from fibc.schema.template import SIZE_NAME, TF32_NAME, TF32_TAG, Template, load_templates
+from fibc.schema.space import Space
+from fibc.schema.template import TF32_NAME, TF32_TAG, Template
 
 NAME = "triton"
-KIND = "cuda"
-DEFAULT_ARCH = "sm_90a"
-
-PACKAGE = Path(fibc.__file__).parent
-TEMPLATES = PACKAGE / "templates"
-BUILTIN_TEMPLATES = TEMPLATES / "kernels"
 
 
 @dataclass(frozen=True)
@@ -77,39 +72,25 @@ class TritonBackend:
             SchemaError: With every problem of every template.
             InputError: If ``arch_name`` is no architecture.
         """
-        if arch_name not in ARCH_NAMES:
-            raise InputError(f"arch: must be known, got {arch_name!r} (accepted: {', '.join(ARCH_NAMES)})")
+        self._gpu = gpu_target(arch_name, num_sms, l2_bytes)
+        self._arch = self._gpu.arch
         self.target = Target(KIND, arch_name)
-        self._arch = arch(arch_name)
-        self._num_sms = num_sms or self._arch.num_sms
-        self._l2_bytes = l2_bytes or self._arch.l2_bytes
         self._cache = cache
-        roots = (BUILTIN_TEMPLATES, *templates_dirs)
-        self._templates = {template.name: template for template in load_templates(roots, NAME)}
-        self._renderer = Renderer(roots)
+        self._templates = TemplateSet(NAME, templates_dirs, self._lacks)
         self._launch_renderer = Renderer((TEMPLATES,))
         self._rendered: dict[tuple[str, str, tuple[tuple[str, ConfigValue], ...]], Rendered] = {}
 
     def fingerprint(self, definition: Definition) -> str:
-        served = [t for t in self._templates.values() if isinstance(self._match(t, definition), Match)]
-        parts = [[t.name, repr(t), self._renderer.sources(t.source_name)] for t in served]
+        parts = self._templates.texts(definition)
         compiler = [self._triton.version, self._triton.ptxas]
-        return digest_json([str(self.target), self._num_sms, compiler, self._host_digest, parts])
+        return digest_json([str(self.target), self._gpu.num_sms, compiler, self._host_digest, parts])
 
     def spaces(self, definition: Definition, key: FeatureKey) -> tuple[tuple[Space, ...], tuple[Mismatch, ...]]:
-        spaces: list[Space] = []
-        mismatches: list[Mismatch] = []
-        for template in self._templates.values():
-            found = self._match(template, definition)
-            if isinstance(found, str):
-                mismatches.append(Mismatch(template.name, found))
-                continue
-            names = self._constants(template, definition, found)
-            names[SIZE_NAME] = key.cell.bounds[0][1] if key.cell.bounds else 1
-            tunables = tuple(Tunable(name, choices) for name, choices in template.tunables.items())
-            text = digest_json([template.digest, self._renderer.sources(template.source_name)])
-            spaces.append(Space(template.name, tunables, template.laws(), names, text, starts=template.guesses()))
-        return tuple(spaces), tuple(mismatches)
+        def space(template: Template, found: Match) -> Space:
+            names = self._names(template, definition, found)
+            return space_of(template, key, names, self._templates.text_digest(template))
+
+        return self._templates.spaces(definition, space)
 
     def candidate(self, definition: Definition, template: str, config: Mapping[str, ConfigValue]) -> Candidate:
         chosen = self._templates[template]
@@ -171,15 +152,10 @@ class TritonBackend:
     def _artifact(self, rendered: Rendered, compiled: Compiled, facts: KernelFacts, launcher: Built) -> Artifact:
         needs = _needs(facts, compiled)
         template = rendered.bound.template
-        return Artifact(
-            digest=launcher.digest,
-            object_path=str(launcher.object_path),
-            library_path=str(launcher.library_path),
-            symbol=launcher.symbol,
-            size_bytes=launcher.size_bytes,
-            source=rendered.kernel.text,
-            guards=guards(template, rendered.bound.found),
-            resources={
+        return launcher.artifact(
+            rendered.kernel.text,
+            guards(template, rendered.bound.found),
+            {
                 "kind": "generated",
                 "arch": self.target.arch,
                 **needs,
@@ -198,23 +174,18 @@ class TritonBackend:
     def _host_digest(self) -> str:
         """Digest of everything but the kernel that a launcher's object follows from."""
         launcher = self._launch_renderer.sources(LAUNCHER)
-        return digest_json([toolchain.find().digest, list(COMPILE_FLAGS), launch_headers(), launcher])
+        return digest_json([toolchain.find().digest, list(COMPILE_FLAGS), header_texts(LAUNCH_HEADERS), launcher])
 
-    def _match(self, template: Template, definition: Definition) -> Match | str:
+    def _lacks(self, template: Template) -> str:
         if template.needs and self._arch.capability < arch(template.needs).capability:
             return f"needs {template.needs}, the target is {self.target}"
-        return match(template, definition)
+        return ""
 
-    def _constants(self, template: Template, definition: Definition, found: Match) -> dict[str, ConfigValue]:
+    def _names(self, template: Template, definition: Definition, found: Match) -> dict[str, ConfigValue]:
         """Return the values of the names that constraints may use, all but ``size``."""
         return {
-            **{axis: definition.const_axes[found.axes[axis]] for axis in template.const_axes},
-            **found.dtypes,
-            **{f"{variable}_bytes": DTYPE_BITS[dtype] // 8 for variable, dtype in found.dtypes.items()},
-            "shared_bytes_max": self._arch.shared_bytes_max,
-            "registers_max": self._arch.registers_max,
-            "num_sms": self._num_sms,
-            "l2_bytes": self._l2_bytes,
+            **names_of(template, definition, found),
+            **self._gpu.names,
             TF32_NAME: TF32_TAG in (definition.tags or ()),
         }
 
@@ -223,23 +194,17 @@ class TritonBackend:
     ) -> Rendered:
         key = (template.name, definition.digest, config)
         if key not in self._rendered:
-            found = self._match(template, definition)
-            if isinstance(found, str):
-                raise InputError(f"{template.name}: does not serve {definition.name}: {found}")
-            values = {**self._constants(template, definition, found), **dict(config)}
-            body = self._renderer(
+            found = self._templates.matched(template, definition)
+            values = {**self._names(template, definition, found), **dict(config)}
+            body = self._templates.render(
                 template.source_name, {**values, **found.constants, "capability": self._arch.capability}
             )
-            settings = ", ".join(f"{name} = {value}" for name, value in config) or "no tunables"
-            lines = (
-                f"Generated by fibc from {template.name} for {self.target}: do not edit.",
-                settings,
-                f"digest {digest_text(body)}",
-            )
-            text = "".join(f"# {line}\n" for line in lines) + body
+            text = banner(template, self.target, config, body, comment="#") + body
             bound = Bound(template, definition, found, values)
-            banner = "\n".join(f"// {line}" for line in lines)
-            self._rendered[key] = Rendered(bound, kernel_source(bound, text, self._arch.capability), banner)
+            kernel = kernel_source(bound, text, self._arch.capability)
+            self._rendered[key] = Rendered(
+                bound, kernel, banner(template, self.target, config, body).removesuffix("\n")
+            )
         return self._rendered[key]
 
 

@@ -25,7 +25,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fibc import isolation
+from fibc import supervisor
 
 FACTS = ("name", "shared", "num_warps", "global_scratch_size", "profile_scratch_size", "tensordesc_meta")
 """What is kept of Triton's metadata."""
@@ -38,7 +38,7 @@ def main() -> int:
     job = json.load(sys.stdin)
     import triton.compiler  # noqa: F401  for the forks: they find it imported
 
-    isolation.adopt_orphans()
+    supervisor.adopt_orphans()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     waiting = deque(Path(name) for name in job["kernels"])
     running: dict[int, tuple[Path, float]] = {}
@@ -86,8 +86,8 @@ def _be_a_fork(directory: Path, memory_bytes: int) -> NoReturn:
     status = 1
     try:
         os.setsid()
-        isolation.die_with_parent()
-        isolation.limit_resources(memory_bytes)
+        supervisor.die_with_parent()
+        supervisor.limit_resources(memory_bytes)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         log = os.open(directory / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         os.dup2(log, 1)

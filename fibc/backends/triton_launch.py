@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fibc.backends.cubin import word_lines
 from fibc.backends.launch_code import cpp, fixed_int
 from fibc.backends.match import Match
 from fibc.backends.triton_compile import Compiled, KernelSource
@@ -23,8 +23,6 @@ LAUNCHER = "launch/triton.cpp.j2"
 
 DIVISOR = 16
 """What Triton assumes of a pointer that is told to be aligned: a vector of 16 bytes is loaded at once."""
-
-_WORDS_A_LINE = 8
 
 _PROMOTIONS = {0: "kNone", 64: "k64Bytes", 128: "k128Bytes", 256: "k256Bytes"}
 
@@ -135,7 +133,7 @@ def launcher_source(bound: Bound, compiled: Compiled, banner: str, renderer: Ren
     scratch = bound.cpp(table.scratch_bytes)
     values = {
         "banner": banner,
-        "cubin": list(_words(compiled.cubin)),
+        "cubin": word_lines(compiled.cubin),
         "size": len(compiled.cubin),
         "function": facts["name"],
         "threads": facts["num_warps"] * WARP_SIZE,
@@ -221,11 +219,3 @@ def check_parameters(bound: Bound, compiled: Compiled, seen: tuple[int, ...]) ->
 
 def _spaced(sizes: Sequence[int]) -> str:
     return " ".join(map(str, sizes))
-
-
-def _words(cubin: bytes) -> Iterator[str]:
-    """Yield lines of 8-byte words; the last word is filled up with zeros."""
-    padded = cubin + bytes(-len(cubin) % 8)
-    words = struct.unpack(f"<{len(padded) // 8}Q", padded)
-    for start in range(0, len(words), _WORDS_A_LINE):
-        yield ", ".join(f"0x{word:x}" for word in words[start : start + _WORDS_A_LINE])

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
+from fibc.paths import TEMPLATES
 from fibc.render import Renderer
 from fibc.reporting import charts
 from fibc.reporting.chart_style import plotly_script
 from fibc.reporting.data import NOT_RECORDED, ReportData, TableReport
 from fibc.reporting.palette import PALETTE
-
-TEMPLATES = Path(__file__).resolve().parent.parent / "templates" / "report"
 
 FAST_P_FAMILIES = (
     ("set", "What is served, by set"),
@@ -27,7 +25,7 @@ def write_html(data: ReportData) -> str:
     Raises:
         ToolchainError: If plotly is not installed.
     """
-    render = Renderer([TEMPLATES], is_html=True)
+    render = Renderer([TEMPLATES / "report"], is_html=True)
     figures: dict[str, Any] = {}
     pages = []
     for index, table in enumerate(data.tables):

@@ -6,13 +6,12 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from fibc import cache_share, decide, gpus, measure
+from fibc import decide, gpus, measure
 from fibc.backends.recorded import restore
 from fibc.cache import Cache
-from fibc.codegen import harness
 from fibc.environment import detect
 from fibc.errors import InputError
-from fibc.evaluate import Evaluator
+from fibc.evaluators import evaluator_on
 from fibc.published import Published, read_published
 from fibc.reporting.figures import Measured
 from fibc.reporting.gather import speedup_of
@@ -51,16 +50,9 @@ def remeasure(records: Path, recorded: Recorded, policy: Policy) -> tuple[tuple[
     rows = [row for row in table.rows if row.candidate and row.reconfirm]
     keys = {row.cell: _key(row) for row in rows}
     arms = [Arm(str(keys[row.cell]), n, row.candidate) for row in rows for n in range(len(row.reconfirm))]
-    with Evaluator(
-        published.definition,
-        table.native,
-        environment.gpu or environment.cpu_validity(),
-        harness.build(cache),
-        timeout_s=DEFAULT_TIMEOUT_S,
-        seed=SEED,
-        num_threads=environment.num_threads,
-        mode=rows[0].reconfirm[0].mode if rows else "",
-        cache_share_bytes=None if environment.gpu else cache_share.find(environment, cache),
+    mode = rows[0].reconfirm[0].mode if rows else ""
+    with evaluator_on(
+        environment, published.definition, table.native, cache, seed=SEED, mode=mode, timeout_s=DEFAULT_TIMEOUT_S
     ) as evaluator:
         conditions = conditions_of(evaluator)
         bench = evaluator.bench(arms, artifacts, list(keys.values()), fresh_process=True)

@@ -2,8 +2,8 @@
 
 ::
 
-    python benchmarks/triton_on_gpu.py --shapes 4096x4096,6144x4096 --sizes 1,8,16,64,128 --limit 40 --out trim.jsonl
-    python benchmarks/triton_on_gpu.py --norm 4096 --in-place --sizes 1,64,1024,8192 --out trim.jsonl
+    python benchmarks/gpu/triton_on_gpu.py --shapes 4096x4096,6144x4096 --sizes 1,16,128 --limit 40 --out trim.jsonl
+    python benchmarks/gpu/triton_on_gpu.py --norm 4096 --in-place --sizes 1,64,1024,8192 --out trim.jsonl
 
 Each line of ``--out`` is one config: its template and values, resources, error in units of the bound, and microseconds
 of a call: ``cold_us`` (weights rotate over copies larger than L2; for norms the rows do) in a CUDA graph, beside
@@ -31,6 +31,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import kernel_abi as abi
 import torch
 
 from fibc.backends.base import BuildFailure
@@ -56,8 +57,6 @@ PATIENCE_S = 30.0
 
 MAX_IDLE = 5
 """Workers in a row without a result after which the fault is the machine's."""
-
-COUNTER_BYTES = 65536
 
 UNIT_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
@@ -188,72 +187,29 @@ class Problem:
 # Calls through the C interface ----------------------------------------------------------------------------------------
 
 
-class _Tensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-    )
-
-
-class _Cuda(ctypes.Structure):
-    _fields_ = (
-        ("stream", ctypes.c_void_p),
-        ("device", ctypes.c_int32),
-        ("capturing", ctypes.c_int32),
-        ("counters", ctypes.c_void_p),
-        ("scratch", ctypes.c_void_p),
-    )
-
-
-class _Call(ctypes.Structure):
-    _fields_ = (
-        ("inputs", ctypes.POINTER(_Tensor)),
-        ("outputs", ctypes.POINTER(_Tensor)),
-        ("scalars", ctypes.POINTER(ctypes.c_double)),
-        ("axes", ctypes.POINTER(ctypes.c_int64)),
-        ("parallel", ctypes.c_void_p),
-        ("num_threads", ctypes.c_int32),
-        ("cuda", ctypes.POINTER(_Cuda)),
-    )
-
-
-def _tensors(tensors: Sequence[torch.Tensor]) -> Any:
-    array = (_Tensor * len(tensors))()
-    for item, tensor in zip(array, tensors, strict=True):
-        item.data = tensor.data_ptr()
-        item.shape = (ctypes.c_int64 * tensor.dim())(*tensor.shape)
-        item.strides = (ctypes.c_int64 * tensor.dim())(*tensor.stride())
-    return array
-
-
 class Kernel:
     """A built candidate of one problem, callable on tensors; its workspace is shared by its calls."""
 
     def __init__(self, library: str, symbol: str, problem: Problem) -> None:
-        loaded = ctypes.CDLL(library)
-        self._entry, self._workspace, prepare = (
-            getattr(loaded, symbol + end) for end in ("", "_workspace", "_prepare")
-        )
-        self._workspace.restype = ctypes.c_int64
-        self._axes = (ctypes.c_int64 * (1 + len(problem.shape)))(problem.size, *problem.shape)
-        self.counters = torch.zeros(COUNTER_BYTES, dtype=torch.uint8, device="cuda")
-        status = prepare(torch.cuda.current_device())
-        if status != 0:
+        self._entries = abi.entries(library, symbol)
+        self._axes = abi.int64s((problem.size, *problem.shape))
+        self.counters = torch.zeros(abi.COUNTER_BYTES, dtype=torch.uint8, device="cuda")
+        status = self._entries.prepare(torch.cuda.current_device())
+        if status != abi.OK:
             raise RuntimeError(f"prepare: status {status}")
-        call = _Call(None, None, None, self._axes)
-        self._scratch = torch.empty(max(256, self._workspace(ctypes.byref(call))), dtype=torch.uint8, device="cuda")
+        needed = self._entries.workspace(ctypes.byref(abi.Call(None, None, None, self._axes)))
+        self._scratch = torch.empty(max(256, needed), dtype=torch.uint8, device="cuda")
 
     def bind(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Callable[[], None]:
         """Return a call on the current stream of its time."""
-        cuda = _Cuda(None, torch.cuda.current_device(), 0, self.counters.data_ptr(), self._scratch.data_ptr())
-        call = _Call(_tensors(inputs), _tensors(outputs), None, self._axes, None, 1, ctypes.pointer(cuda))
+        cuda = abi.Cuda(None, torch.cuda.current_device(), 0, self.counters.data_ptr(), self._scratch.data_ptr())
+        call = abi.Call(abi.views(inputs), abi.views(outputs), None, self._axes, None, 1, ctypes.pointer(cuda))
         call.kept = (tuple(inputs), tuple(outputs))  # else a capture, which empties torch's cache, unmaps them
 
         def launch() -> None:
             cuda.stream = torch.cuda.current_stream().cuda_stream
-            status = self._entry(ctypes.byref(call))
-            if status != 0:
+            status = self._entries.call(ctypes.byref(call))
+            if status != abi.OK:
                 raise RuntimeError(f"launch: status {status}")
 
         return launch

@@ -1,4 +1,4 @@
-"""Proving: stages share sessions, and time for the reconfirm is kept, as an acceptance without one serves native."""
+"""The pace of a proof: time for the reconfirm is kept, as an acceptance without one serves native."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from fibc.environment import Environment
 from fibc.gpus import stand_in
+from fibc.pace import PUBLISH_S, RECONFIRM_SHARE, Pace
 from fibc.progress import Quiet
-from fibc.prove import PUBLISH_S, RECONFIRM_SHARE, _Pace
 from fibc.schema.policy import Policy
 from fibc.schema.silicon import Gpu
 from fibc.search.budget import Budget
@@ -35,7 +35,7 @@ def clock() -> Clock:
 
 def make_pace(
     clock: Clock, total_s: float, gpu: Gpu | None = None, starting_s: Callable[[int], float] = lambda num: 0.0
-) -> _Pace:
+) -> Pace:
     task = SimpleNamespace(policy=Policy(), environment=Environment("", (), 0, 0, 1, gpu=gpu))
     budget = Budget(total_s, clock=clock)
     evaluator = SimpleNamespace(started_s=0.0, starting_s=starting_s)
@@ -46,14 +46,14 @@ def make_pace(
         evaluator=evaluator,
         time_to_start=lambda: budget.fits(starting_s(1)),
     )
-    return _Pace(shop)
+    return Pace(shop)
 
 
 def needed_s(longest_s: float) -> float:
     return (Policy().fixed_sessions + 1) * RECONFIRM_SHARE * longest_s + PUBLISH_S
 
 
-def run_sessions(pace: _Pace, clock: Clock, session_s: float, num: int = FIRST_LOOK) -> None:
+def run_sessions(pace: Pace, clock: Clock, session_s: float, num: int = FIRST_LOOK) -> None:
     for _ in range(num):
         clock.now += session_s
         pace.ended("a session")
