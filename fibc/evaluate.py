@@ -123,6 +123,9 @@ class Evaluator:
         ram_bytes = total_bytes() if gpu is None else gpu.validity.memory_bytes
         cache_bytes = silicon.validity.l2_bytes if isinstance(silicon, Gpu) else silicon.l3_bytes
         known = {workload.uuid: workload for workload in workloads}
+        num_copies = inputs.num_copies(definition, cache_bytes, ram_bytes, cache_share_bytes)
+        keep_bytes = int(ram_bytes * KEEP_FRACTION)
+        held_bytes = keep_bytes + num_copies * inputs.cold_bytes(definition)
         self._definition = definition
         self.timeout_s = timeout_s
         self._setup = Setup(
@@ -131,9 +134,9 @@ class Evaluator:
             harness_path=str(harness_path),
             workloads={uuid: (workload.to_json(), workload.root) for uuid, workload in known.items()},
             num_threads=num_threads if isinstance(silicon, Gpu) else silicon.num_threads,
-            num_copies=inputs.num_copies(definition, cache_bytes, ram_bytes, cache_share_bytes),
-            keep_bytes=int(ram_bytes * KEEP_FRACTION),
-            data_bytes=min(DATA_BYTES, int(ram_bytes * DATA_FRACTION)),
+            num_copies=num_copies,
+            keep_bytes=keep_bytes,
+            data_bytes=held_bytes + min(DATA_BYTES, int(ram_bytes * DATA_FRACTION)),
             seed=seed,
             device="cpu" if gpu is None else "cuda",
             mode=mode or (CPU_MODE if gpu is None else MODES[0]),

@@ -121,12 +121,7 @@ def num_copies(definition: Definition, cache_bytes: int, memory_bytes: int, shar
         share_bytes: What this machine can use of the cache, measured; copies are then four times that, and no less than
             the whole cache. None: all of it.
     """
-    cold = residency(definition)
-    bytes_of_one = sum(
-        math.prod(definition.const_axes[axis] for axis in spec.shape or ()) * torch_dtype(spec.dtype).itemsize
-        for name, spec in definition.inputs.items()
-        if cold[name] == "cold"
-    )
+    bytes_of_one = cold_bytes(definition)
     if bytes_of_one == 0:
         return 1
     wanted = COLD_FACTOR * cache_bytes
@@ -134,6 +129,15 @@ def num_copies(definition: Definition, cache_bytes: int, memory_bytes: int, shar
         wanted = min(wanted, max(cache_bytes, COLD_FACTOR * share_bytes))
     needed = -(-wanted // bytes_of_one)
     return max(1, min(needed, int(memory_bytes * MEMORY_FRACTION) // bytes_of_one, MAX_COPIES))
+
+
+def cold_bytes(definition: Definition) -> int:
+    """Return the size of one copy of the cold inputs."""
+    return sum(
+        math.prod(definition.const_axes[axis] for axis in spec.shape or ()) * torch_dtype(spec.dtype).itemsize
+        for name, spec in definition.inputs.items()
+        if _is_weight(definition, spec)
+    )
 
 
 def cold_copies(definition: Definition, inputs: Mapping[str, Value], count: int) -> list[dict[str, Value]]:

@@ -26,7 +26,7 @@ class Place:
         calls: One tuple of arguments per copy of the weights.
         restored: Inputs that are written before each half, with their values: those that calls write in place, and
             where hot inputs are primed all of these.
-        num_bytes: Of the tensors that belong to this point alone.
+        own_bytes: Of the inputs that belong to this point alone, and of their values as they are restored.
         first: Output of each arm before it was timed.
         warm: Native was warmed up here; its outputs and inputs are the same for every arm.
     """
@@ -34,9 +34,14 @@ class Place:
     point: Point
     calls: list[tuple[Any, ...]]
     restored: list[tuple[Tensor, Tensor]]
-    num_bytes: int
+    own_bytes: int
     first: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
     warm: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that are free once this place is dropped: inputs, and what arms answered before they were timed."""
+        return self.own_bytes + sum(tensor.nbytes for outputs in self.first.values() for tensor in outputs)
 
     def restore(self) -> None:
         """Write the inputs that have to be: as a call finds them that the operator before it made."""
@@ -48,7 +53,8 @@ class Places:
     """The places of one definition.
 
     Copies of the weights are shared by all points. A point's own tensors are made when it is first asked for; those of
-    points that were asked for longest ago are dropped where all together exceed ``keep_bytes``.
+    points that were asked for longest ago are dropped where all together, outputs kept for comparison too, exceed
+    ``keep_bytes``.
     """
 
     def __init__(

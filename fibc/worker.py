@@ -61,7 +61,8 @@ class Setup:
         workloads: uuid -> the workload's JSON and the root of its stored tensors.
         num_copies: Copies of the weights.
         keep_bytes: Memory for points' own tensors.
-        data_bytes: What a candidate may allocate beyond what its process holds when it starts.
+        data_bytes: What a process may allocate beyond what it holds when it starts: weights and points of a session,
+            and a candidate's own.
         device: ``cpu`` or ``cuda``.
         mode: ``eager``; on a GPU also ``graph`` or ``device``.
         gpu: The ``schema.silicon.Gpu``, plain; None on a CPU.

@@ -164,6 +164,16 @@ def test_points_share_the_weights_and_are_dropped_when_memory_is_short() -> None
     assert all(timed.check_outputs(m, sides) is None for m in sides)
 
 
+def test_outputs_that_are_kept_for_comparison_count_as_memory_of_their_point() -> None:
+    sizes = {m: inputs.make(GEMM, {"M": m}, 0)["A"].nbytes for m in (2, 3)}
+    for room, held in ((sizes[2] + sizes[3], [3]), (1 << 30, [2, 3])):
+        timed = timer(keep_bytes=room)
+        for m in (2, 3):
+            side = Side(point(m), lambda a, b: a @ b.T, True)
+            timed.pair(FakeHarness(), m, {2: side, 3: side}, native_first=True, inner=1)
+        assert [place.axes[0][1] for place in timed._places._places] == held
+
+
 def test_an_output_that_changes_while_it_is_timed_is_noticed() -> None:
     calls = {"count": 0}
 
