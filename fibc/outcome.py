@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fibc.clock import now
 from fibc.paths import OutLayout
 from fibc.prove import usual_sessions
 from fibc.records import RecordLog
-from fibc.runs import Member, Run
+from fibc.runs import Member, Run, table_digest
 from fibc.schema.decision import Comparison
 from fibc.schema.observed import Observed
 from fibc.schema.result import BuildCounts, TuneResult
@@ -127,25 +128,45 @@ def finished(
     )
 
 
-def run_of(task: Task, shop: Shop, result: TuneResult) -> Run:
-    """Return what is kept of a run that published, beside its table and its evidence."""
+def run_of(
+    shop: Shop,
+    table: DispatchTable,
+    *,
+    stage_s: Mapping[str, float],
+    notes: Sequence[str],
+    test: tuple[Comparison, ...],
+    slower_on_test: tuple[str, ...],
+    num_pairs: Mapping[str, int],
+    num_trials: int,
+    observed: Observed | None,
+) -> Run:
+    """Return what is kept of a tune that published ``table``, beside the table and its evidence."""
+    task = shop.task
     axes = task.definition.var_axes
     sets = {"tune": task.sets.tune, "boundary": task.sets.boundary, "test": task.sets.test}
     return Run(
-        fingerprint=task.fingerprint,
+        fingerprint=table.fingerprint,
         created=now(),
-        sets=result.sets,
+        sets=task.set_sizes,
         members=tuple(
             Member(name, tuple((axis, workload.axes[axis]) for axis in axes), workload.weight, workload.uuid)
             for name, workloads in sets.items()
             for workload in workloads
             if not task.synthetic
         ),
-        test=result.test,
-        slower_on_test=result.slower_on_test,
-        stage_s=result.stage_s,
+        test=test,
+        slower_on_test=slower_on_test,
+        stage_s={name: round(seconds, 1) for name, seconds in stage_s.items()},
         cost_s={name: round(seconds, 3) for name, seconds in shop.spent.seconds.items()},
-        notes=result.notes,
+        notes=tuple(notes),
+        table=table_digest(table),
+        environment=task.environment.facts(),
+        devices=(task.environment.hardware,),
+        seed=task.options.seed,
+        num_pairs=dict(num_pairs),
+        num_trials=num_trials,
+        observed=observed,
+        evidence=(shop.log.environment,),
     )
 
 

@@ -21,7 +21,7 @@ from fibc.publish import finished_table, keep_dataset, make_table, publish
 from fibc.published import read_published, record_files
 from fibc.rebuild import rebuild
 from fibc.records import RecordLog
-from fibc.runs import keep_run
+from fibc.runs import keep_run, pairs_by_stage
 from fibc.schema.decision import Comparison
 from fibc.schema.options import TuneOptions
 from fibc.schema.result import BuildResult, CompileResult, TuneResult
@@ -196,5 +196,16 @@ def _work(task: Task, layout: OutLayout, cache: Cache, budget: Budget, progress:
         result = outcome.finished(
             task, layout, shop, table, package, test, slower, stopwatch.seconds, notes, interrupted=interrupted
         )
-        keep_run(log, outcome.run_of(task, shop, result))
+        run = outcome.run_of(
+            shop,
+            table,
+            stage_s=stopwatch.seconds,
+            notes=result.notes,
+            test=test,
+            slower_on_test=slower,
+            num_pairs=pairs_by_stage(log),
+            num_trials=sum(result.trials.values()),
+            observed=result.observed,
+        )
+        keep_run(log, run)
         return result

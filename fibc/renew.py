@@ -15,9 +15,10 @@ from fibc.errors import InputError
 from fibc.prove import Proof
 from fibc.published import Published
 from fibc.recheck import Rechecked, Standing, serving, weakest
+from fibc.runs import Run
 from fibc.schema.candidate import Candidate
-from fibc.schema.decision import Decision
-from fibc.schema.feature import Cell, feature_values
+from fibc.schema.decision import Comparison, Decision
+from fibc.schema.feature import Cell, Point, feature_values
 from fibc.schema.table import DispatchTable, Variant
 from fibc.schema.upkeep import Flip
 from fibc.shop import Shop
@@ -94,6 +95,29 @@ def renew(
         boundary=(*boundary, *(() if proof is None else proof.boundary)),
         shown=shown or created,
     )
+
+
+def still_tested(
+    run: Run | None, before: DispatchTable, after: DispatchTable
+) -> tuple[tuple[Comparison, ...], tuple[str, ...]]:
+    """Return what ``run`` read of the test set, and found slower, in cells that one variant served before and serves.
+
+    A night reads no test workload: what is known of a variant that stays still holds, and nothing is of another one.
+    """
+    if run is None:
+        return (), ()
+    kept = tuple(item for item in run.test if _same_server(item.point, before, after))
+    named_so = tuple(f"{item.point}: " for item in kept)
+    return kept, tuple(line for line in run.slower_on_test if line.startswith(named_so))
+
+
+def _same_server(point: Point, before: DispatchTable, after: DispatchTable) -> bool:
+    servers = []
+    for table in (before, after):
+        values = feature_values(table.features, dict(point.axes))
+        row = next((row for row in table.rows if row.cell.holds(values)), None)
+        servers.append(_server(row, table))
+    return servers[0] == servers[1] != ""
 
 
 def find_flips(

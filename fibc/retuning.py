@@ -18,6 +18,7 @@ from fibc.evaluate import Evaluator
 from fibc.evaluators import evaluator_of
 from fibc.explore import explore
 from fibc.gpu_lock import lock_devices
+from fibc.outcome import run_of
 from fibc.paths import OutLayout
 from fibc.progress import Progress
 from fibc.prove import Proof, prove
@@ -26,19 +27,23 @@ from fibc.published import Published, Snapshot
 from fibc.rebuild import environment_of
 from fibc.recheck import Rechecked, Standing, key_of, recheck, serving
 from fibc.records import RecordLog
-from fibc.renew import find_flips, merge, renew, take_over
+from fibc.renew import find_flips, merge, renew, still_tested, take_over
+from fibc.runs import RETUNE, evidence_of, find_run, keep_run, pairs_by_stage
 from fibc.schema.decision import Decision
 from fibc.schema.digest import digest_json
 from fibc.schema.facts import differences
 from fibc.schema.feature import FeatureKey
+from fibc.schema.observed import Observed
 from fibc.schema.retune_options import RetuneOptions
 from fibc.schema.silicon import Gpu
+from fibc.schema.table import DispatchTable
 from fibc.schema.upkeep import Flip, RetuneResult
 from fibc.schema.workload import load_workloads
 from fibc.search.budget import Budget
 from fibc.search.store import StudyStore
 from fibc.settings import DEFAULT_LOCK_WAIT_S
 from fibc.shop import Shop, conditions_of
+from fibc.stopwatch import Stopwatch
 from fibc.task import Task, make_task
 from fibc.traffic import KIND as TRAFFIC
 
@@ -121,30 +126,35 @@ class _Night:
         self._cache = cache
         self._is_whole = is_whole
         self._before = night.published.table
+        self._stopwatch = Stopwatch()
+        self._pairs_before = pairs_by_stage(shop.log)
+        self._trials_before = len(shop.log.evaluations())
 
     def run(self, studies: Path | str) -> RetuneResult:
         shop, night = self._shop, self._night
-        num_before = _num_pairs(shop.log)
-        shop.progress.stage("check", 1)
-        notes = [*shop.task.notes, *gate.require_gate(shop, self._cache)]
-        rows = take_over(shop, night.published, self._cache)
+        with self._stopwatch("check"):
+            shop.progress.stage("check", 1)
+            notes = [*shop.task.notes, *gate.require_gate(shop, self._cache)]
+            rows = take_over(shop, night.published, self._cache)
         checked: tuple[Rechecked, ...] = ()
         if night.recheck:
-            seen = recheck(shop, serving(rows), night.generation, self._others)
+            with self._stopwatch("recheck"):
+                seen = recheck(shop, serving(rows), night.generation, self._others)
             checked = seen.rows
             notes += seen.outliers
         keys = self._keys(rows, checked)
         if night.options.check:
             flips = find_flips(self._before, checked, None, shop.candidates)
-            return self._result("checked", rows, checked, keys, flips, notes, num_before)
+            return self._result("checked", rows, checked, keys, flips, notes)
         if not keys and not night.recheck:
-            return self._result("unchanged", rows, checked, keys, (), notes, num_before)
+            return self._result("unchanged", rows, checked, keys, (), notes)
         proof: Proof | None = None
         if keys:
-            with StudyStore(studies) as store:
+            with self._stopwatch("search"), StudyStore(studies) as store:
                 explored = explore(shop, store, keys)
             shop.budget.release_reserve()
-            proof = prove(shop, explored)
+            with self._stopwatch("prove"):
+                proof = prove(shop, explored)
         rows = merge(rows, checked, proof)
         table = renew(
             shop,
@@ -154,14 +164,40 @@ class _Night:
             fingerprint=shop.task.fingerprint if self._is_whole else "",
             shown="" if night.recheck and not _unchecked(checked) else self._before.shown or self._before.created,
         )
-        shop.progress.stage("publish", 1)
-        publish(shop, table, night.layout, self._cache)
-        if night.share is not None:
-            shop.log.append(TRAFFIC, {"share": night.share})
-        keep_dataset(shop, night.layout, Proof(rows, (), 0, 0))
+        with self._stopwatch("publish"):
+            shop.progress.stage("publish", 1)
+            publish(shop, table, night.layout, self._cache)
+            if night.share is not None:
+                shop.log.append(TRAFFIC, {"share": night.share})
+            keep_dataset(shop, night.layout, Proof(rows, (), 0, 0))
         flips = find_flips(self._before, checked, rows, shop.candidates)
         notes += [f"out of time: {', '.join(shop.budget.cuts)}"] if shop.budget.cuts else []
-        return self._result("renewed", rows, checked, keys, flips, notes, num_before)
+        result = self._result("renewed", rows, checked, keys, flips, notes)
+        self._keep_run(table, result)
+        return result
+
+    def _keep_run(self, table: DispatchTable, result: RetuneResult) -> None:
+        """Keep how the night went: what it took itself, over the sets and the test set's evidence that still hold."""
+        shop, before = self._shop, self._before
+        records = tuple(shop.log.read())
+        earlier = find_run(records, before)
+        test, slower = still_tested(earlier, before, table)
+        run = run_of(
+            shop,
+            table,
+            stage_s=self._stopwatch.seconds,
+            notes=result.notes,
+            test=test,
+            slower_on_test=slower,
+            num_pairs=pairs_by_stage(shop.log) - self._pairs_before,
+            num_trials=len(shop.log.evaluations()) - self._trials_before,
+            observed=result.observed,
+        )
+        evidence = dict.fromkeys((shop.log.environment, *evidence_of(records, before, earlier)))
+        keep_run(
+            shop.log,
+            replace(run, kind=RETUNE, reasons=result.reasons, devices=result.devices, evidence=tuple(evidence)),
+        )
 
     def _keys(self, rows: Sequence[Decision], checked: Sequence[Rechecked]) -> tuple[FeatureKey, ...]:
         """Return the cells to search: doubtful and forced ones, those an earlier budget cut short, and new ones."""
@@ -192,10 +228,14 @@ class _Night:
         keys: Sequence[FeatureKey],
         flips: Sequence[Flip],
         notes: Sequence[str],
-        num_before: int,
     ) -> RetuneResult:
         package = self._night.layout.package(self._before.definition)
         serves = current(package)
+        task = self._shop.task
+        pairs = pairs_by_stage(self._shop.log) - self._pairs_before
+        observed = self._observed()
+        if observed is not None:
+            self._shop.log.append("observed", observed)
         return RetuneResult(
             definition=self._before.definition,
             package=str(package),
@@ -207,10 +247,20 @@ class _Night:
             retuned=tuple(str(key) for key in keys),
             unchecked=tuple(str(item.row.cell) for item in _unchecked(checked)),
             generation=serves.name if serves is not None else "",
-            num_pairs=_num_pairs(self._shop.log) - num_before,
+            num_pairs=sum(number for stage, number in pairs.items() if stage != "gate"),
             num_replaced=len(serving(rows)),
             notes=tuple(notes),
+            stage_s={name: round(seconds, 1) for name, seconds in self._stopwatch.seconds.items()},
+            devices=(task.environment.hardware, *(name for name, _ in self._others)),
+            seed=task.options.seed,
+            observed=observed,
         )
+
+    def _observed(self) -> Observed | None:
+        """Return what was seen of all GPUs; None on a CPU."""
+        seen = [evaluator.observed for evaluator in (self._shop.evaluator, *(other for _, other in self._others))]
+        known = [item for item in seen if item is not None]
+        return sum(known[1:], known[0]) if known else None
 
 
 def _tasks(night: Night, cache: Cache) -> tuple[Task, bool]:
@@ -256,8 +306,3 @@ def _log(night: Night, task: Task, records: Path) -> RecordLog:
 
 def _unchecked(checked: Sequence[Rechecked]) -> list[Rechecked]:
     return [item for item in checked if item.standing is Standing.UNCHECKED]
-
-
-def _num_pairs(log: RecordLog) -> int:
-    timed = sum(len(item.pairs) for item in log.samples() if item.stage != "gate")
-    return timed + sum(len(item.pairs) for item in log.evaluations().values())

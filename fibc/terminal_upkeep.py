@@ -32,6 +32,8 @@ def print_status(console: Console, states: Iterable[PackageStatus]) -> None:
             _line(console, f"  {state.definition}: {state.problem}")
         for item in (*state.foreign, *state.triggers):
             _line(console, f"  {state.definition}: {item}")
+        if state.run is not None:
+            _line(console, f"  {state.definition}: {state.run}")
 
 
 def print_retuned(console: Console, results: Iterable[RetuneResult]) -> None:
@@ -52,6 +54,10 @@ def print_retuned(console: Console, results: Iterable[RetuneResult]) -> None:
                 f"{'to search' if result.action == 'checked' else 'searched'}{unchecked}; {result.num_pairs} pairs",
             )
             _line(console, f"  serving {result.generation}, {result.num_replaced} cells replaced")
+            stages = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in result.stage_s.items())
+            _line(console, f"  time {stages}; seed {result.seed}, on {', '.join(result.devices)}")
+        if result.observed is not None:
+            _line(console, f"  gpu {result.observed}")
         for note in result.notes:
             _line(console, f"  note: {note}")
 

@@ -11,6 +11,7 @@ from fibc import gpus
 from fibc.codegen.generations import generations
 from fibc.environment import detect
 from fibc.errors import FibcError, InputError
+from fibc.runs import last_run
 from fibc.runtime.package import read_table
 from fibc.schema.decision import Verdict
 from fibc.schema.facts import ABSENT, Difference, Role, differences
@@ -65,6 +66,7 @@ def examine(package: Path) -> PackageStatus:
         num_cells=len(table.rows),
         partial=table.partial,
         differences=compare(table),
+        run=last_run(package, table),
     )
 
 

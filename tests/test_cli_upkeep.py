@@ -13,6 +13,7 @@ from simulation import Machine, write_definition
 import fibc
 import fibc.installed
 from fibc import cli, prometheus
+from fibc.schema.observed import Observed
 from fibc.schema.upkeep import PackageStatus
 
 
@@ -96,6 +97,26 @@ def test_flips_are_printed_with_what_was_shown_then_and_now(
     assert re.search(r"now  0\.[78]\d\dx \(0\.\d+ to 0\.\d+\) at rows=1", text)
     assert re.search(r"new  1\.\d\d\dx", text)
     assert "why  fresh sessions did not show the winner faster than native" in text
+
+
+def test_a_night_says_what_it_took_and_what_was_discarded_as_a_tune_does(
+    machine: Machine, run: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert re.search(r"toy: tune of 20.* \d+ trials, \d+ pairs, seed 0, on ", run("status")[1])
+    upgrade(monkeypatch)
+    machine.observed = Observed(40, 2, {"an XID event (79)": 1})
+    shown = "1 of 40 timed pairs discarded (1 for an XID event (79)), 2 under the software power cap"
+    code, text = run("retune", "--check")
+    assert f"  gpu {shown}\n" in text
+    code, text = run("retune")
+    assert code == 0
+    assert f"  gpu {shown}\n" in text
+    assert re.search(r"  time check \d+ s, recheck \d+ s, publish \d+ s; seed 0, on .+\n", text)
+    code, text = run("status")
+    assert re.search(r"toy: retune of 20.*\(flashinfer: not installed -> 99.0\): ", text)
+    assert text.endswith(f"; {shown}\n")
+    (state,) = json.loads(run("status", "--json")[1])["packages"]
+    assert state["run"]["observed"]["discarded"] == {"an XID event (79)": 1}
 
 
 def test_statuses_are_those_of_the_table(machine: Machine, run: Callable[..., tuple[int, str]], tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from fibc.paths import OutLayout
 from fibc.records import RecordLog
 from fibc.runtime.package import load, read_table
 from fibc.schema.evaluation import Status
+from fibc.schema.observed import Observed
 from fibc.schema.retune_options import duration_s
 from fibc.schema.silicon import Gpu
 from fibc.schema.table import DispatchTable
@@ -435,6 +436,84 @@ def test_another_number_of_threads_is_no_reason_to_publish_evidence_of_it(
     assert "-> 77" in result.reasons[0]
     assert "OMP_NUM_THREADS" in result.reasons[0]
     assert read_table(package(tmp_path)) == table
+
+
+# What a night leaves --------------------------------------------------------------------------------------------------
+
+
+def test_a_night_keeps_how_it_went_and_reports_show_it(
+    machine: Callable[..., Machine], upgrade: Callable[[str], None], tmp_path: Path
+) -> None:
+    seen = Observed(40, 2, {"an XID event (79)": 1})
+    made = machine(lambda block, rows: {1: 1.3, 2: 1.2}.get(block, 0.8))
+    before = tune(tmp_path)
+    (tuned,) = fibc.report(tmp_path / "out").tables
+    assert tuned.run is not None
+    assert (tuned.run.kind, tuned.run.reasons, tuned.run.observed) == ("tune", (), "")
+    upgrade("99.0")
+    made.observed = seen
+    made.speedup = lambda block, rows: 0.8 if block == 1 and rows == 1 else {1: 1.3, 2: 1.2}.get(block, 0.8)
+    night = retune(tmp_path)
+    (report,) = fibc.report(tmp_path / "out").tables
+    assert report.run is not None
+    assert report.run.kind == "retune"
+    assert report.run.reasons == ("flashinfer: not installed -> 99.0",)
+    assert report.run.observed == str(seen) == str(night.observed)
+    assert report.run.devices == night.devices == tuned.run.devices
+    assert len(night.devices) == 1
+    assert (report.run.seed, night.seed) == (0, 0)
+    assert report.run.environment == {}, "the table is shown in the environment of the night"
+    assert report.environment["flashinfer"] == "99.0"
+    assert list(report.cost.stages) == list(night.stage_s) == ["check", "recheck", "search", "prove", "publish"]
+    assert report.sets == tuned.sets
+    assert sum(number for stage, number in report.cost.num_pairs.items() if stage != "gate") == night.num_pairs
+    assert set(report.cost.num_pairs) >= {"recheck", "confirm", "reconfirm", "trial"}
+    assert 0 < report.run.num_trials < tuned.run.num_trials
+    searched = {search.key: len(search.trials) for search in report.searches}
+    assert sorted(searched) == sorted(str(row.cell) for row in before.rows), "the others keep what they had"
+    assert [point.runner_up.split(" ")[0] for point in report.latencies if point.cell != "1"] == [
+        point.runner_up.split(" ")[0] for point in tuned.latencies if point.cell != "1"
+    ], "runners-up are known from the tune's sessions"
+    (state,) = fibc.status(tmp_path / "out")
+    assert state.run is not None
+    assert (state.run.kind, state.run.num_pairs) == ("retune", sum(report.cost.num_pairs.values()))
+    assert str(state.run).endswith(f"; {seen}")
+    fibc.rollback(tmp_path / "out")
+    (state,) = fibc.status(tmp_path / "out")
+    assert state.run is not None
+    assert state.run.kind == "tune"
+
+
+def test_nights_whose_tables_differ_by_their_evidence_alone_are_told_apart(
+    machine: Callable[..., Machine], tmp_path: Path
+) -> None:
+    machine(lambda block, rows: 1.3 if block == 1 else 0.8)
+    tune(tmp_path)
+    seeds = []
+    for number in range(2):
+        generation = retune(tmp_path, max_age_s=0.0).generation
+        (report,) = fibc.report(package(tmp_path) / generation).tables
+        assert report.run is not None
+        assert set(report.cost.num_pairs) <= {"gate", "recheck"}
+        seeds.append((number, report.run.reasons))
+    assert all("days ago" in reasons[0] for _, reasons in seeds)
+
+
+def test_a_night_carries_on_the_test_set_of_cells_that_keep_their_variant(
+    machine: Callable[..., Machine], upgrade: Callable[[str], None], tmp_path: Path
+) -> None:
+    made = machine(lambda block, rows: {1: 1.3, 2: 1.2}.get(block, 0.8))
+    tune(tmp_path, tuple(range(1, 17)), split=(0.5, 0.0, 0.5))
+    (tuned,) = fibc.report(tmp_path / "out").tables
+    assert tuned.test is not None
+    upgrade("99.0")
+    made.speedup = lambda block, rows: 0.8 if block == 1 and 5 <= rows <= 8 else {1: 1.3, 2: 1.2}.get(block, 0.8)
+    assert [flip.cell for flip in retune(tmp_path).flips] == ["5..8"]
+    (report,) = fibc.report(tmp_path / "out").tables
+    assert report.test is not None
+    kept = [item for item in tuned.test.measured if not 5 <= int(item.point.split("=")[1].split()[0]) <= 8]
+    assert 0 < len(kept) < len(tuned.test.measured)
+    assert list(report.test.measured) == kept
 
 
 # Generations ----------------------------------------------------------------------------------------------------------

@@ -259,6 +259,31 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class RunReport:
+    """The run that published the table.
+
+    Attributes:
+        kind: ``tune`` or ``retune``: a night measures some cells, and the others keep their earlier evidence.
+        ended: ISO 8601 in UTC.
+        reasons: Why a night measured anything.
+        devices: What it measured on.
+        seed: Of the search and of inputs.
+        num_trials: Its own.
+        observed: How many timed pairs were discarded and why; empty where nothing was observed, as on a CPU.
+        environment: Facts that were other ones than those that the table is shown in.
+    """
+
+    kind: str
+    ended: str
+    reasons: tuple[str, ...]
+    devices: tuple[str, ...]
+    seed: int
+    num_trials: int
+    observed: str
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class SetReport:
     """Evidence of workloads that were measured after the decision.
 
@@ -281,6 +306,7 @@ class TableReport:
         features: Names of the coordinates.
         sets: Sizes; None where not recorded.
         boundary: None where not recorded. Alike ``test``.
+        run: None where not recorded.
     """
 
     source: str
@@ -311,6 +337,7 @@ class TableReport:
     test: SetReport | None
     mismatches: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
+    run: RunReport | None = None
 
     @property
     def num_replaced(self) -> int:

@@ -20,6 +20,7 @@ from fibc.reporting.data import (
     LatencyPoint,
     RegionReport,
     ReportData,
+    RunReport,
     SearchReport,
     SetReport,
     Speedup,
@@ -86,6 +87,26 @@ def _table(recorded: Recorded, fraction: float | None, dispatch_ns: float | None
         test=_test(recorded),
         mismatches=table.mismatches if table is not None else (),
         notes=run.notes if run is not None else (),
+        run=_run(recorded),
+    )
+
+
+def _run(recorded: Recorded) -> RunReport | None:
+    """Return the run that published the table; None in records from before fibc kept which one it was."""
+    run, table = recorded.run, recorded.table
+    if run is None or table is None or not run.table:
+        return None
+    return RunReport(
+        kind=run.kind,
+        ended=run.created,
+        reasons=run.reasons,
+        devices=run.devices,
+        seed=run.seed,
+        num_trials=run.num_trials,
+        observed="" if run.observed is None else str(run.observed),
+        environment={
+            name: value for name, value in run.environment.items() if table.environment.get(name, value) != value
+        },
     )
 
 
@@ -251,15 +272,17 @@ def _cost(recorded: Recorded, found: tuple[SearchReport, ...]) -> Cost:
         pairs[sample.stage] += len(sample.pairs)
     run = recorded.run
     spent = run.cost_s if run is not None else {}
+    nothing = 0.0 if run is not None and run.table else None  # a night that searched nothing spent nothing on it
+    proven = None if run is None else [run.stage_s[name] for name in ("recheck", "prove") if name in run.stage_s]
     return Cost(
-        compile_s=spent.get("compile"),
-        validate_s=spent.get("validate"),
-        screen_s=spent.get("screen"),
-        confirm_s=run.stage_s.get("prove") if run is not None else None,
+        compile_s=spent.get("compile", nothing),
+        validate_s=spent.get("validate", nothing),
+        screen_s=spent.get("screen", nothing),
+        confirm_s=None if proven is None else sum(proven),
         trial_s=sum(trial.duration_s for search in found for trial in search.trials),
         stages=run.stage_s if run is not None else {},
         num_trials=sum(len(search.trials) for search in found),
-        num_pairs=dict(pairs),
+        num_pairs=run.num_pairs if run is not None and run.table else dict(pairs),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ from fibc.paths import OutLayout
 from fibc.published import KIND as PUBLISHED
 from fibc.published import record_files
 from fibc.records import Record, RecordLog
-from fibc.runs import Run, find_run
+from fibc.runs import Run, evidence_of, find_run
 from fibc.schema import codec
 from fibc.schema.candidate import Candidate
 from fibc.schema.decision import Decision
@@ -129,15 +129,24 @@ def _slice(
     *,
     name: str = "",
 ) -> Recorded:
-    evidence = _evidence_digest(records, definition, fingerprint)
+    run = None if table is None else find_run(records, table)
+    keys = evidence_of(records, table, run) if table is not None else ()
+    keys = keys or (_evidence_digest(records, definition, fingerprint),)
 
-    def of(kind: str, environment: str) -> list[Any]:
-        wanted = (kind, definition, environment)
-        return [r.value for r in records if (r.kind, r.definition, r.environment) == wanted]
+    def of(kind: str, *environments: str) -> list[Any]:
+        return [
+            r.value for r in records if r.kind == kind and r.definition == definition and r.environment in environments
+        ]
 
-    candidates = [codec.from_plain(Candidate, value) for value in of("candidate", evidence)]
+    evaluations = [
+        [codec.from_plain(Evaluation, value) for value in of("evaluation", environment)] for environment in keys
+    ]
+    samples = [
+        [codec.from_plain(SessionSamples, value) for value in of("samples", environment)] for environment in keys
+    ]
+    candidates = [codec.from_plain(Candidate, value) for value in of("candidate", *keys)]
     decisions = {d.cell: d for d in (codec.from_plain(Decision, value) for value in of("decision", fingerprint))}
-    gates = of("gate", evidence)
+    gates = next((found for environment in keys if (found := of("gate", environment))), [])
     return Recorded(
         source=source,
         definition=table.definition if table is not None else name,
@@ -145,15 +154,30 @@ def _slice(
         decisions=table.rows if table is not None else tuple(decisions[cell] for cell in sorted(decisions)),
         candidates={candidate.digest: candidate for candidate in candidates}
         | ({v.candidate.digest: v.candidate for v in table.variants} if table is not None else {}),
-        evaluations=tuple(codec.from_plain(Evaluation, value) for value in of("evaluation", evidence)),
-        samples=tuple(codec.from_plain(SessionSamples, value) for value in of("samples", evidence)),
+        evaluations=_latest(evaluations, lambda item: item.key),
+        samples=_latest(samples, lambda item: (item.stage, item.arm.key)),
         gate=str(gates[-1].get("text", "")) if gates else "",
-        run=find_run(records, fingerprint),
+        run=run,
     )
 
 
+def _latest(evidence: Sequence[Sequence[T]], about: Callable[[T], Hashable]) -> tuple[T, ...]:
+    """Return what the latest run that measured a thing showed of it; the earlier runs first.
+
+    Args:
+        evidence: Of each run, the latest first: a night measures some cells, and the others keep what they had.
+        about: What a piece of evidence is about.
+    """
+    told: set[Hashable] = set()
+    kept: list[list[T]] = []
+    for items in evidence:
+        kept.append([item for item in items if about(item) not in told])
+        told |= set(map(about, items))
+    return tuple(item for items in reversed(kept) for item in items)
+
+
 def _evidence_digest(records: Sequence[Record], definition: str, fingerprint: str) -> str:
-    """Return the environment digest of the evidence behind the decisions of ``fingerprint``.
+    """Return the environment digest of the evidence behind the decisions of ``fingerprint``, where no record names it.
 
     Evidence holds for an environment and a native, decisions for more than these: the record of a published table has
     both. Before there were such records, decisions followed their samples in the file.

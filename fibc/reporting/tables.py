@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from fibc.reporting.compare import SAME
 from fibc.reporting.data import (
@@ -13,6 +13,7 @@ from fibc.reporting.data import (
     NOT_RECORDED,
     CellReport,
     ReportData,
+    RunReport,
     SetReport,
     Speedup,
     TableComparison,
@@ -140,7 +141,15 @@ def _table(table: TableReport) -> list[str]:
     lines += [f"- failed: {item.count} {item.status} of {item.template}" for item in table.failures]
     spent = ("compile", table.cost.compile_s), ("validate", table.cost.validate_s), ("screen", table.cost.screen_s)
     parts = [f"{name} {_seconds(value)}" for name, value in (*spent, ("confirm", table.cost.confirm_s))]
-    return [*lines, f"- cost: {', '.join(parts)}; {table.cost.num_trials} trials"]
+    lines.append(f"- cost: {', '.join(parts)}; {table.cost.num_trials} trials")
+    return [*lines, *(_run(table.run) if table.run is not None else ())]
+
+
+def _run(run: RunReport) -> Iterator[str]:
+    why = f" ({'; '.join(run.reasons)})" if run.reasons else ""
+    yield f"- published by {run.kind}, {run.ended}{why}: seed {run.seed}, on {', '.join(run.devices)}"
+    if run.observed:
+        yield f"- {run.observed}"
 
 
 def _cell(table: TableReport, cell: CellReport) -> list[str]:

@@ -2,9 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from fibc.schema.facts import Difference, Role, of_role
+from fibc.schema.observed import Observed
+
+
+@dataclass(frozen=True)
+class LastRun:
+    """How the run that published a generation went.
+
+    Attributes:
+        kind: ``tune`` or ``retune``.
+        ended: ISO 8601 in UTC.
+        took_s: Wall time of its stages.
+        reasons: Why a night measured anything.
+        devices: What it measured on.
+        seed: Of the search and of inputs.
+        num_pairs: Paired timings.
+        num_trials: Of its searches.
+        observed: What was seen of GPUs while pairs were timed; None on a CPU.
+    """
+
+    kind: str
+    ended: str
+    took_s: float
+    reasons: tuple[str, ...]
+    devices: tuple[str, ...]
+    seed: int
+    num_pairs: int
+    num_trials: int
+    observed: Observed | None
+
+    def __str__(self) -> str:
+        why = f" ({'; '.join(self.reasons)})" if self.reasons else ""
+        seen = f"; {self.observed}" if self.observed is not None else ""
+        return (
+            f"{self.kind} of {self.ended}{why}: {self.took_s:.0f} s, {self.num_trials} trials, {self.num_pairs} pairs, "
+            f"seed {self.seed}, on {', '.join(self.devices) or 'a device that is not recorded'}{seen}"
+        )
 
 
 @dataclass(frozen=True)
@@ -24,6 +61,7 @@ class PackageStatus:
         earlier: Names of the generations before the serving one, oldest first.
         later: Of those after it: somebody has rolled back.
         problem: Why the package cannot be read; empty where it can.
+        run: How the run that published the serving generation went; None where no record tells.
     """
 
     definition: str
@@ -40,6 +78,7 @@ class PackageStatus:
     earlier: tuple[str, ...] = ()
     later: tuple[str, ...] = ()
     problem: str = ""
+    run: LastRun | None = None
 
     @property
     def foreign(self) -> tuple[Difference, ...]:
@@ -126,6 +165,10 @@ class RetuneResult:
         num_pairs: Paired timings, search included and the A/A gate left out.
         num_replaced: Cells that a variant serves.
         findings: Of the preflight.
+        stage_s: Wall time of each stage, in seconds.
+        devices: What was measured on.
+        seed: Of the search and of inputs.
+        observed: What was seen of GPUs while pairs were timed; None on a CPU, and where nothing was.
     """
 
     definition: str
@@ -142,6 +185,10 @@ class RetuneResult:
     num_replaced: int = 0
     notes: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
+    stage_s: Mapping[str, float] = field(default_factory=dict)
+    devices: tuple[str, ...] = ()
+    seed: int = 0
+    observed: Observed | None = None
 
 
 @dataclass(frozen=True)
