@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from simulation import Machine, write_definition
@@ -117,6 +118,37 @@ def test_a_night_says_what_it_took_and_what_was_discarded_as_a_tune_does(
     assert text.endswith(f"; {shown}\n")
     (state,) = json.loads(run("status", "--json")[1])["packages"]
     assert state["run"]["observed"]["discarded"] == {"an XID event (79)": 1}
+    assert (state["run"]["kind"], state["run"]["seed"], len(state["run"]["devices"])) == ("retune", 0, 1)
+
+
+def test_a_report_shows_the_night_that_published_the_table_as_json_and_on_its_page(
+    machine: Machine, run: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("plotly", reason='the page needs plotly (pip install "fibc[report]")')
+
+    def reported(name: str) -> tuple[dict[str, Any], str]:
+        page = tmp_path / f"{name}.html"
+        code, text = run("report", "--json", "--html", str(page))
+        assert code == 0
+        return json.loads(text)["tables"][0], page.read_text()
+
+    tuned, page = reported("tune")
+    assert (tuned["run"]["kind"], tuned["run"]["observed"], tuned["sets"]["tune"]) == ("tune", "", 3)
+    assert "<dt>what</dt><dd>tune</dd>" in page
+    upgrade(monkeypatch)
+    machine.observed = Observed(40, 2, {"an XID event (79)": 1})
+    assert run("retune")[0] == 0
+    table, page = reported("night")
+    shown = "1 of 40 timed pairs discarded (1 for an XID event (79)), 2 under the software power cap"
+    assert (table["run"]["kind"], table["run"]["observed"]) == ("retune", shown)
+    assert table["run"]["reasons"] == ["flashinfer: not installed -> 99.0"]
+    assert (table["run"]["devices"], table["sets"]) == (tuned["run"]["devices"], tuned["sets"])
+    assert set(table["cost"]["stages"]) == {"check", "recheck", "publish"}
+    assert 0 < table["cost"]["num_pairs"]["recheck"] < sum(tuned["cost"]["num_pairs"].values())
+    facts = dict(re.findall(r"<dt>([^<]+)</dt><dd>([^<]*)</dd>", page[page.index("The run that published it") :]))
+    assert facts["what"].startswith("retune, which measures some cells")
+    assert (facts["why"], facts["seed"]) == ("flashinfer: not installed -&gt; 99.0", "0")
+    assert (facts["observed"], facts["devices"]) == (shown, table["run"]["devices"][0])
 
 
 def test_statuses_are_those_of_the_table(machine: Machine, run: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
