@@ -151,6 +151,7 @@ class _Night:
         proof: Proof | None = None
         if keys:
             with self._stopwatch("search"), StudyStore(studies) as store:
+                shop.progress.stage("search", len(keys))
                 explored = explore(shop, store, keys)
             shop.budget.release_reserve()
             with self._stopwatch("prove"):
