@@ -180,7 +180,7 @@ def main() -> int:
                     assert not browser.problems, browser.problems
     facts = environment.detect()
     result = {
-        "command": "python benchmarks/report_size.py",
+        "command": " ".join(["python benchmarks/report_size.py", *sys.argv[1:]]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "environment": {**facts.facts(), "chromium": Path(chromium).name},
         "keys": options.keys,

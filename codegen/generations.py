@@ -43,15 +43,14 @@ def generations(package: Path) -> tuple[Generation, ...]:
     return tuple(sorted(found, key=lambda item: (item.created, item.path.stat().st_mtime_ns)))
 
 
-def roll_back(package: Path, to: str = "") -> Generation:
-    """Let an earlier generation serve from the next import on, in one step; processes that have one loaded keep it.
+def find_earlier(package: Path, to: str = "") -> Generation:
+    """Return the generation that a way back leads to; nothing changes.
 
     Args:
         to: Name of a generation, or the beginning of it; empty: the one before the serving one.
 
     Raises:
         InputError: If there is no such generation.
-        RecordError: If the link cannot be written; the old one still serves.
     """
     known = generations(package)
     names = ", ".join(item.name for item in known if not item.serving) or "none"
@@ -59,12 +58,24 @@ def roll_back(package: Path, to: str = "") -> Generation:
         chosen = [item for item in known if item.name.startswith(to)]
         if len(chosen) != 1:
             raise InputError(f"--to: must name one generation of {package.name}, got {to!r} (accepted: {names})")
-        target = chosen[0]
-    else:
-        place = next((index for index, item in enumerate(known) if item.serving), 0)
-        if place == 0:
-            raise InputError(f"{package.name}: has no generation before the serving one (accepted with --to: {names})")
-        target = known[place - 1]
+        return chosen[0]
+    place = next((index for index, item in enumerate(known) if item.serving), 0)
+    if place == 0:
+        raise InputError(f"{package.name}: has no generation before the serving one (accepted with --to: {names})")
+    return known[place - 1]
+
+
+def roll_back(package: Path, to: str = "") -> Generation:
+    """Let an earlier generation serve from the next import on, in one step; processes that have one loaded keep it.
+
+    Args:
+        to: As ``find_earlier`` takes it.
+
+    Raises:
+        InputError: If there is no such generation.
+        RecordError: If the link cannot be written; the old one still serves.
+    """
+    target = find_earlier(package, to)
     swap_symlink(package / LINK, target.name)
     return Generation(target.name, target.path, target.created, serving=True)
 

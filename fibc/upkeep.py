@@ -85,6 +85,8 @@ def retune(path: Path | str, *, progress: Progress | None = None, **options: Any
 def rollback(path: Path | str, to: str = "") -> tuple[tuple[str, Generation], ...]:
     """Let the generation before the serving one serve in each package at ``path``; return definition and generation.
 
+    Where one of the packages has none, nothing changes.
+
     Args:
         to: Name of a generation of the one package at ``path``.
 
@@ -93,6 +95,8 @@ def rollback(path: Path | str, to: str = "") -> tuple[tuple[str, Generation], ..
     """
     packages = watch.find_packages(Path(path))
     with lock_out(OutLayout(packages[0].parent), wait_s=DEFAULT_LOCK_WAIT_S, say=_say(None)):
+        for package in packages:
+            generations.find_earlier(package, to)
         return tuple(
             (package.name.removeprefix(watch.PREFIX), generations.roll_back(package, to)) for package in packages
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -549,6 +550,25 @@ def test_going_back_is_one_step_and_a_process_that_imported_goes_on(
     ((_, removed),) = fibc.gc(tmp_path / "out", keep=1)
     assert removed == (), "the one before the serving one stays, for who has read the link"
     torch.testing.assert_close(old.run(x, weight), x * weight)
+
+
+def test_packages_go_back_together_or_not_at_all(
+    machine: Callable[..., Machine], upgrade: Callable[[str], None], tmp_path: Path
+) -> None:
+    made = machine(lambda block, rows: 1.3 if block == 1 else 0.8)
+    first = tune(tmp_path)
+    young = tmp_path / "out" / "fibc_toy_young"
+    shutil.copytree(package(tmp_path), young, symlinks=True)
+    upgrade("99.0")
+    made.speedup = lambda block, rows: 1.3 if block == 2 else 0.8
+    fibc.retune(package(tmp_path))
+    second = read_table(package(tmp_path))
+    with pytest.raises(InputError, match="fibc_toy_young: has no generation before"):
+        fibc.rollback(tmp_path / "out")
+    assert read_table(package(tmp_path)) == second
+    shutil.rmtree(young)
+    fibc.rollback(tmp_path / "out")
+    assert read_table(package(tmp_path)) == first
 
 
 def test_a_night_after_going_back_starts_from_what_serves(
