@@ -17,6 +17,7 @@ import json
 import math
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -182,7 +183,7 @@ def main() -> int:
     result = {
         "command": " ".join(["python benchmarks/report_size.py", *sys.argv[1:]]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "environment": {**facts.facts(), "chromium": Path(chromium).name},
+        "environment": {**facts.facts(), "chromium": _version(chromium)},
         "keys": options.keys,
         "candidates": options.candidates,
         "bytes": num_bytes,
@@ -203,6 +204,11 @@ def main() -> int:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(result, indent=1) + "\n")
     return 0 if num_bytes < MAX_BYTES and max(*ready, *answers) < MAX_S else 1
+
+
+def _version(chromium: str) -> str:
+    done = subprocess.run([chromium, "--version"], capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout.strip()
 
 
 def _answer(browser: Browser) -> float:
