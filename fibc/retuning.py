@@ -54,6 +54,7 @@ class Night:
         recheck: Winners are to be shown again; else only cells that are asked for are searched.
         share: Part of the calls outside regions now; None where no statistics were given.
         gpus: Further GPUs of the same silicon that are to show the winners, too.
+        salt: Of the seeds of its sessions.
     """
 
     published: Published
@@ -64,6 +65,7 @@ class Night:
     recheck: bool
     share: float | None = None
     gpus: tuple[Gpu, ...] = ()
+    salt: str = ""
 
 
 def retune_package(night: Night, cache: Cache, progress: Progress) -> RetuneResult:
@@ -130,7 +132,7 @@ class _Night:
         rows = take_over(shop, night.published, self._cache)
         checked: tuple[Rechecked, ...] = ()
         if night.recheck:
-            seen = recheck(shop, serving(rows), night.generation, self._others)
+            seen = recheck(shop, serving(rows), night.salt, self._others)
             checked = seen.rows
             notes += seen.outliers
         keys = self._keys(rows, checked)

@@ -1,7 +1,12 @@
-"""Options and fixtures that several test files share."""
+"""Options and fixtures that several test files share, and what makes a test the same in every run.
+
+With ``CI=true`` in the environment hypothesis draws the same examples in every run, so that none fails by a new draw.
+Anywhere else each run draws others, and an example that fails is kept in ``.hypothesis`` and tried first from then on.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -10,9 +15,15 @@ import filelock
 import pytest
 import torch
 import toys
+from hypothesis import HealthCheck, settings
 
 from fibc.cache import Cache
 from fibc.runtime import load
+
+# No example is held to a time: on a loaded machine any may take long.
+settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", settings.get_profile("explore"), derandomize=True, print_blob=True)
+settings.load_profile("same" if os.environ.get("CI") == "true" else "explore")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,6 +40,14 @@ def run_directory(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> P
     """A directory that all workers of a run have."""
     own = tmp_path_factory.getbasetemp()
     return own if worker_id == "master" else own.parent
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    """The tensors of a test are its own, whichever tests ran before it in the same process."""
+    torch.default_generator.manual_seed(0)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(0)
 
 
 @pytest.fixture

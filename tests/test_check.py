@@ -407,7 +407,7 @@ def test_a_reference_of_another_form_is_bad_input() -> None:
         check.as_outputs(bench.definition, "C")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     rows=st.integers(1, 6),
     k=st.integers(1, 200),

@@ -315,7 +315,7 @@ def test_a_candidate_must_beat_the_margin_at_every_point() -> None:
     assert [round(math.exp(estimate.mean), 2) for estimate in result.contenders[0].estimates] == [1.3, 1.3, 1.0]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.sampled_from([0.8, 1.0, 1.019, 1.021, 1.5]), min_size=6, max_size=6))
 def test_without_noise_a_cell_goes_to_a_candidate_above_the_margin_at_every_point(speedups: list[float]) -> None:
     result = measure.confirm(ScriptedBench(speedups), arms_of("a", "b", points=3), POLICY, seed=0)["1..8"]

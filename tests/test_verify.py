@@ -82,7 +82,7 @@ def test_a_night_leaves_a_package_that_verifies(
     known = dict(fibc.installed.package_facts())
     monkeypatch.setattr(fibc.installed, "package_facts", lambda: {**known, "flashinfer": "99.0"})
     machine.speedup = lambda block, rows: 0.8 if block == 1 and rows == 1 else {1: 1.3, 2: 1.2}.get(block, 0.8)
-    (result,) = fibc.retune(tmp_path / "out")
+    (result,) = fibc.retune(tmp_path / "out", salt="tonight")
     assert [flip.cell for flip in result.flips] == ["1"]
     seen = verify(tmp_path, rebuild=True)
     assert [item for item in seen.items if item.verdict != "same"] == []
