@@ -306,8 +306,7 @@ def test_nothing_begins_when_the_time_of_the_search_is_over() -> None:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    monkeypatch.setenv("FIBC_CACHE_DIR", str(tmp_path / "cache"))
+def machine(own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     # Speedups lie further apart than noise, so that what is tried follows from them and not from the gate's draws.
     made = Machine(tmp_path, lambda block, rows: 1.3 if block == 3 else 0.8 + block / 50, unbuildable=frozenset({5}))
     made.install(monkeypatch)

@@ -245,9 +245,8 @@ def test_the_test_set_is_read_and_decides_nothing(machine: Callable[..., Machine
 
 
 def test_a_host_that_finds_native_faster_than_itself_is_refused(
-    machine: Callable[..., Machine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machine: Callable[..., Machine], own_cache: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("FIBC_CACHE_DIR", str(tmp_path / "own-cache"))
     machine(lambda block, rows: 1.3, gate_bias=1.05)
     with pytest.raises(GateError, match="40 of 40"):
         tune(tmp_path)

@@ -77,9 +77,9 @@ def test_an_arm_that_a_device_had_no_time_for_has_no_estimate() -> None:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int, int], float]], Machine]:
-    monkeypatch.setenv("FIBC_CACHE_DIR", str(tmp_path / "cache"))
-
+def machine(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Callable[[int, int], float]], Machine]:
     def make(speedup: Callable[[int, int], float]) -> Machine:
         made = Machine(tmp_path, speedup)
         made.install(monkeypatch)

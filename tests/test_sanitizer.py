@@ -167,8 +167,7 @@ BEST, SECOND = 3, 4
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    monkeypatch.setenv("FIBC_CACHE_DIR", str(tmp_path / "cache"))
+def machine(own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine(tmp_path, lambda block, rows: {BEST: 1.3, SECOND: 1.2}.get(block, 0.9))
     made.install(monkeypatch)
     monkeypatch.setattr("fibc.task._sanitizer", lambda options, gpu: FAKE if options.sanitize else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -109,11 +110,12 @@ def rewrite(tmp_path: Path, kind: str, change: Callable[[object], None]) -> None
     path = OutLayout(tmp_path / "out").records("toy")
     kept = list(RecordLog(path, definition="", environment="").read())
     path.unlink()
-    for record in kept:
-        if record.kind == kind:
-            change(record.value)
-        with RecordLog(path, definition=record.definition, environment=record.environment) as log:
-            log.append(record.kind, record.value)
+    for (definition, environment), records in itertools.groupby(kept, lambda item: (item.definition, item.environment)):
+        with RecordLog(path, definition=definition, environment=environment) as log:
+            for record in records:
+                if record.kind == kind:
+                    change(record.value)
+                log.append(record.kind, record.value)
 
 
 def test_raw_pairs_that_say_something_else_are_found(machine: Machine, tmp_path: Path) -> None:
