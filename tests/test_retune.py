@@ -240,6 +240,40 @@ def test_a_winner_whose_margin_vanished_is_searched_again_and_the_better_one_ser
     assert "no longer 1.02x" in result.flips[0].why
 
 
+def test_a_margin_that_vanished_at_one_size_of_a_cell_is_enough_to_search_it_again(
+    machine: Callable[..., Machine], upgrade: Callable[[str], None], tmp_path: Path
+) -> None:
+    made = machine(lambda block, rows: {1: 1.3, 2: 1.2}.get(block, 0.8))
+    tune(tmp_path)
+    upgrade("99.0")
+    made.speedup = lambda block, rows: 1.012 if block == 1 and rows == 4 else {1: 1.3, 2: 1.2}.get(block, 0.8)
+    result = retune(tmp_path)
+    assert result.retuned == ("3..4",)
+    assert served(tmp_path) == {"1": 1, "2": 1, "3..4": 2, "5..8": 1}
+    assert "at rows=4 is no longer 1.02x" in result.flips[0].why
+
+
+def sessions_of(tmp_path: Path, stage: str) -> dict[str, int]:
+    """Return how many sessions of ``stage`` each key has in the records."""
+    log = RecordLog(OutLayout(tmp_path / "out").records("toy"), definition="", environment="")
+    found: dict[str, set[int]] = {}
+    for record in log.read():
+        if record.kind == "samples" and record.value["stage"] == stage:
+            found.setdefault(record.value["arm"]["key"], set()).add(record.value["seed"])
+    return {key: len(seeds) for key, seeds in found.items()}
+
+
+def test_four_sessions_do_for_a_clear_winner_and_one_within_noise_of_the_margin_gets_eight_more(
+    machine: Callable[..., Machine], upgrade: Callable[[str], None], tmp_path: Path
+) -> None:
+    made = machine(lambda block, rows: 1.3 if block == 1 else 0.8)
+    tune(tmp_path)
+    upgrade("99.0")
+    made.speedup = lambda block, rows: (1.0203 if rows == 2 else 1.3) if block == 1 else 0.8
+    retune(tmp_path)
+    assert sessions_of(tmp_path, "recheck") == {"1": 4, "2": 4 + 8, "3..4": 4, "5..8": 4}
+
+
 def test_serving_kernels_are_the_bytes_that_were_published(
     machine: Callable[..., Machine], upgrade: Callable[[str], None], tmp_path: Path
 ) -> None:
