@@ -225,6 +225,7 @@ def test_a_winner_that_fails_validation_now_is_demoted(
     assert set(served(tmp_path).values()) == {2}
     assert len(result.flips) == 4
     assert all("INCORRECT_NUMERICAL" in flip.why for flip in result.flips)
+    assert sessions_of(tmp_path, "recheck") == {}, "what is wrong is not timed"
 
 
 def test_a_winner_whose_margin_vanished_is_searched_again_and_the_better_one_serves(
