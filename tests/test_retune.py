@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -18,12 +19,14 @@ import fibc
 import fibc.evaluators
 import fibc.installed
 import fibc.retuning
+from fibc import measure
 from fibc.codegen import generations
 from fibc.errors import InputError, SchemaError
 from fibc.paths import OutLayout
 from fibc.records import RecordLog
 from fibc.runtime.package import load, read_table
 from fibc.schema.evaluation import Status
+from fibc.schema.evidence import Assessment, Estimate
 from fibc.schema.retune_options import duration_s
 from fibc.schema.silicon import Gpu
 from fibc.schema.table import DispatchTable
@@ -265,13 +268,25 @@ def sessions_of(tmp_path: Path, stage: str) -> dict[str, int]:
 
 
 def test_four_sessions_do_for_a_clear_winner_and_one_within_noise_of_the_margin_gets_eight_more(
-    machine: Callable[..., Machine], upgrade: Callable[[str], None], tmp_path: Path
+    machine: Callable[..., Machine], upgrade: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = machine(lambda block, rows: 1.3 if block == 1 else 0.8)
     tune(tmp_path)
     upgrade("99.0")
-    made.speedup = lambda block, rows: (1.0203 if rows == 2 else 1.3) if block == 1 else 0.8
+    made.speedup = lambda block, rows: (1.0208 if rows == 2 else 1.3) if block == 1 else 0.8
+    first: list[Estimate | None] = []
+    assess = measure.assess
+
+    def spy(*arguments: Any, **options: Any) -> Assessment:
+        seen = assess(*arguments, **options)
+        first.extend(seen.of("2"))
+        return seen
+
+    monkeypatch.setattr(measure, "assess", spy)
     retune(tmp_path)
+    doubtful = first[0]
+    assert doubtful is not None
+    assert (len(doubtful.effects), doubtful.mean > math.log(1.02) > doubtful.lower) == (4, True), doubtful
     assert sessions_of(tmp_path, "recheck") == {"1": 4, "2": 4 + 8, "3..4": 4, "5..8": 4}
 
 
