@@ -27,7 +27,7 @@ test: check
 	$(PY) -m pytest -n $(JOBS) -m "e2e and not gpu"
 
 check: setup lint types imports
-	$(PY) -m pytest -n $(JOBS) -m "not e2e and not gpu"
+	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not e2e and not gpu"
 
 # The Triton backend with the newest Triton in place of the pinned one.
 test-newest-triton: setup

@@ -59,6 +59,7 @@ class Night:
         recheck: Winners are to be shown again; else only cells that are asked for are searched.
         share: Part of the calls outside regions now; None where no statistics were given.
         gpus: Further GPUs of the same silicon that are to show the winners, too.
+        salt: Of the seeds of its sessions.
     """
 
     published: Published
@@ -69,6 +70,7 @@ class Night:
     recheck: bool
     share: float | None = None
     gpus: tuple[Gpu, ...] = ()
+    salt: str = ""
 
 
 def retune_package(night: Night, cache: Cache, progress: Progress) -> RetuneResult:
@@ -139,7 +141,7 @@ class _Night:
         checked: tuple[Rechecked, ...] = ()
         if night.recheck:
             with self._stopwatch("recheck"):
-                seen = recheck(shop, serving(rows), night.generation, self._others)
+                seen = recheck(shop, serving(rows), night.salt, self._others)
             checked = seen.rows
             notes += seen.outliers
         keys = self._keys(rows, checked)

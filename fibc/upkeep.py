@@ -56,12 +56,16 @@ def status(path: Path | str) -> tuple[PackageStatus, ...]:
     return watch.examine_all(watch.find_packages(Path(path)))
 
 
-def retune(path: Path | str, *, progress: Progress | None = None, **options: Any) -> tuple[RetuneResult, ...]:
+def retune(
+    path: Path | str, *, progress: Progress | None = None, salt: str = "", **options: Any
+) -> tuple[RetuneResult, ...]:
     """Show the winners of published tables again where something has changed, and search again what flipped.
 
     Args:
         path: An ``--out`` directory, or one package in it.
         progress: Told what happens.
+        salt: Of the seeds of tonight's sessions. Empty: the name of the generation that serves, which differs from that
+            of every other night; a night that shall be repeated in every detail gives its own.
         options: Fields of ``RetuneOptions``.
 
     Returns:
@@ -78,7 +82,7 @@ def retune(path: Path | str, *, progress: Progress | None = None, **options: Any
     results = [plan for plan in plans if isinstance(plan, RetuneResult)]
     if len(results) < len(plans):
         with lock_out(layout, wait_s=DEFAULT_LOCK_WAIT_S, say=_say(progress)):
-            results = [plan if isinstance(plan, RetuneResult) else _work(plan, progress) for plan in plans]
+            results = [plan if isinstance(plan, RetuneResult) else _work(plan, progress, salt) for plan in plans]
     return tuple(results)
 
 
@@ -159,7 +163,7 @@ def _plan(package: Path, layout: OutLayout, options: RetuneOptions, *, is_only: 
     return _Plan(state, table, layout, options, tuple(reasons), recheck, share)
 
 
-def _work(plan: _Plan, progress: Progress | None) -> RetuneResult:
+def _work(plan: _Plan, progress: Progress | None, salt: str) -> RetuneResult:
     """Look at the machine, then measure."""
     state, table, layout = plan.state, plan.table, plan.layout
     if plan.options.devices == "all" and not isinstance(table.validity, CudaValidity):
@@ -182,7 +186,17 @@ def _work(plan: _Plan, progress: Progress | None) -> RetuneResult:
         published = find_published(layout.records(table.definition), table)
         if published is None:
             raise InputError(f"{layout.records(table.definition)}: holds nothing of generation {state.generation}")
-        night = Night(published, state.generation, layout, plan.options, plan.reasons, plan.recheck, plan.share, well)
+        night = Night(
+            published,
+            state.generation,
+            layout,
+            plan.options,
+            plan.reasons,
+            plan.recheck,
+            plan.share,
+            well,
+            salt or state.generation,
+        )
         result = retune_package(night, Cache(), progress or Quiet())
     except FibcError as error:
         return replace(_ended(state, "failed", str(error)), findings=findings)

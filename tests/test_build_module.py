@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 import sysconfig
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pybind11
 import pytest
 import torch
 import toys
 
-from fibc import isolation
+from fibc import isolation, toolchain
+from fibc.cache import Cache
 from fibc.codegen import build as module_build
 from fibc.codegen import compile as cxx
 from fibc.codegen import generations, package
@@ -114,6 +117,62 @@ def test_missing_python_headers_say_what_installs_them(
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     with pytest.raises(ToolchainError, match=rf"Python\.h: not found in .*apt-get install python{version}-dev"):
         cxx.compile_entry("module", toy_packages.cache)
+
+
+def test_fibcs_own_objects_are_compiled_anew_where_anything_that_they_follow_from_changes(
+    toy_packages: toys.Packages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests: list[str] = []
+
+    def compile_nothing(source: Path, digest: str, cache: Cache, includes: Sequence[Path]) -> Path:
+        digests.append(digest)
+        return source
+
+    def keys() -> tuple[str, ...]:
+        digests.clear()
+        cxx.compile_entry("module", toy_packages.cache)
+        cxx.compile_entry("harness", toy_packages.cache)
+        cxx.compile_table("int x;\n", toy_packages.cache)
+        return tuple(digests)
+
+    monkeypatch.setattr(cxx, "_compile", compile_nothing)
+    *python, aten = cxx.entry_includes()
+    (tmp_path / "ATen").mkdir()
+    (tmp_path / "ATen" / "dlpack.h").write_text((aten / "ATen" / "dlpack.h").read_text() + "// another version\n")
+    found = toolchain.find()
+    first = keys()
+    assert keys() == first
+    assert len(set(first)) == 3
+    for owner, name, other, num_changed in (
+        (cxx, "_headers_digest", lambda: "other", 3),
+        (cxx, "COMPILE_FLAGS", ("-O1",), 3),
+        (toolchain, "find", lambda: replace(found, digest="other"), 3),
+        (sys, "version", "3.99", 2),
+        (cxx, "EXTENSION_SUFFIX", ".other.so", 2),
+        (pybind11, "__version__", "99.0", 2),
+        (cxx, "entry_includes", lambda: (*python, tmp_path), 2),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, other)
+            changed = keys()
+        assert sum(a != b for a, b in zip(first, changed, strict=True)) == num_changed, name
+    assert keys() == first
+
+
+def test_the_digest_of_headers_is_that_of_every_text_and_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = cxx._headers_digest.__wrapped__
+    monkeypatch.setattr(cxx, "INCLUDE", tmp_path)
+    deep = tmp_path / "fibc" / "entry"
+    deep.mkdir(parents=True)
+    (tmp_path / "fibc" / "a.h").write_text("1")
+    seen = [digest()]
+    (deep / "b.h").write_text("2")
+    seen.append(digest())
+    (deep / "b.h").write_text("3")
+    seen.append(digest())
+    (deep / "b.h").rename(deep / "c.h")
+    seen.append(digest())
+    assert len(set(seen)) == 4
 
 
 def test_a_compilation_that_fails_shows_the_compilers_words(toy_packages: toys.Packages) -> None:

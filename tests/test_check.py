@@ -340,6 +340,43 @@ def test_shape_dtype_and_number_of_outputs_are_judged_first() -> None:
     assert check.compare(bench.definition, bench.axes, [], expected).status is Status.INCORRECT_SHAPE
 
 
+@pytest.mark.parametrize("at", [0, 15, 16, 63, 64, 79])
+def test_one_wrong_element_is_found_wherever_it_is_in_an_output_of_many_chunks(
+    at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "CHUNK_ELEMS", 16)  # the output has 80
+    bench = Bench(gemm(16, 64, "float32"), 5)
+    assert bench.judge(lambda a, b: a @ b.T).status is Status.PASSED
+
+    def wrong(a: Tensor, b: Tensor) -> Tensor:
+        product = a @ b.T
+        product.view(-1)[at] += 1.0
+        return product
+
+    agreement = bench.judge(wrong)
+    assert agreement.status is Status.INCORRECT_NUMERICAL
+    assert agreement.message.startswith(f"output C[{at // 16}, {at % 16}]: must be within")
+    assert agreement.max_absolute_error == pytest.approx(1.0, rel=1e-3)
+
+
+def test_the_last_output_is_judged_as_the_first() -> None:
+    text = "def run(x, residual):\n    return x + residual, x - residual\n"
+    plain = rowwise(("x", "residual"), 32, "float32", text)
+    document = plain.model_dump(mode="json", by_alias=True)
+    document["outputs"] = {"sum": document["outputs"]["y"], "difference": document["outputs"]["y"]}
+    definition = Definition.model_validate(document)
+    bench = Bench(definition, 3)
+    x, residual = bench.dense["x"], bench.dense["residual"]
+    expected = bench.oracle.expect(bench.dense, bench.axes, independent=True)
+
+    def judge(*outputs: Tensor) -> check.Agreement:
+        return check.compare(definition, bench.axes, outputs, expected)
+
+    assert judge(x + residual, x - residual).status is Status.PASSED
+    assert judge(x + residual, x + residual).message.startswith("output difference[0, 0]: must be within")
+    assert judge(x - residual, x - residual).message.startswith("output sum[0, 0]: must be within")
+
+
 def test_an_output_on_another_device_is_no_output() -> None:
     bench = Bench(gemm(32, 64, "bfloat16"), 5)
     elsewhere = bench.judge(lambda a, b: (a @ b.T).to("meta"))
@@ -407,7 +444,7 @@ def test_a_reference_of_another_form_is_bad_input() -> None:
         check.as_outputs(bench.definition, "C")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     rows=st.integers(1, 6),
     k=st.integers(1, 200),

@@ -26,13 +26,13 @@ from kernel_calls import (
 )
 
 from fibc import isolation, toolchain
-from fibc.backends import build
+from fibc.backends import build, cpu
 from fibc.backends.base import Backend, BuildFailure
 from fibc.backends.cpu import PRELUDE, CpuBackend
 from fibc.cache import Cache
 from fibc.errors import BuildError, InputError, SchemaError, ToolchainError
 from fibc.paths import INCLUDE
-from fibc.schema.candidate import Target, TensorGuard
+from fibc.schema.candidate import Candidate, Target, TensorGuard
 from fibc.schema.isa import compiler_flags
 from fibc.search.space import ConfigSpace
 
@@ -186,6 +186,33 @@ def test_config_definition_target_and_compiler_are_part_of_a_candidates_identity
     monkeypatch.setenv("CXX", str(wrapper))
     others.append(default_candidate(backend_for("avx2", cache), definition, name))
     assert len({first.digest, *(other.digest for other in others)}) == 5
+
+
+@pytest.mark.parametrize(
+    ("part", "other"),
+    [
+        ("header_texts", lambda names: dict.fromkeys(names, "another text")),
+        ("COMPILE_FLAGS", ("-O1",)),
+        ("compiler_flags", lambda isa: ("-march=native",)),
+        ("PRELUDE", "#include <string.h>\n"),
+    ],
+)
+def test_all_that_a_binary_is_compiled_from_is_part_of_a_candidates_identity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, other: object
+) -> None:
+    definition, cache = gemm(64, 96, "float32"), Cache(tmp_path / "cache")
+
+    def identities() -> tuple[Candidate, str]:
+        backend = backend_for("avx2", cache)
+        return default_candidate(backend, definition, "gemm/matvec"), backend.fingerprint(definition)
+
+    first, fingerprint = identities()
+    assert identities() == (first, fingerprint)
+    monkeypatch.setattr(cpu, part, other)
+    second, changed = identities()
+    assert first.config == second.config
+    assert first.digest != second.digest
+    assert fingerprint != changed, "a table of the old binaries is out of date"
 
 
 def test_a_template_of_ones_own_is_built_and_answers(backend: CpuBackend) -> None:

@@ -219,6 +219,15 @@ def test_a_lower_bound_of_exactly_one_is_revoked() -> None:
     assert settle(estimate(1.0, spread=0.0), estimate(1.3, point=1)).revoked
 
 
+def test_a_winner_is_judged_where_its_lower_bound_is_least_and_not_its_speedup() -> None:
+    slowest, doubtful = estimate(1.05, alpha=0.05), estimate(1.1, point=1, spread=0.2, alpha=0.05)
+    assert slowest.lower > 0.0 > doubtful.lower
+    decision = settle(slowest, doubtful)
+    assert decision.revoked
+    low = math.exp(stats.lower_bound(doubtful.effects, 0.05))
+    assert f"(1.100x, at least {low:.3f}x, at M=64)" in decision.reason
+
+
 def test_a_winner_that_fails_in_fresh_sessions_is_revoked() -> None:
     failure = ArmFailure(Arm(str(KEY), 1, "a"), Status.TIMEOUT, "60 s")
     decision = settle(estimate(1.4), None, [failure])
@@ -273,3 +282,28 @@ def test_a_test_workload_is_slower_where_it_is_below_the_margin_beyond_doubt(spe
 def test_false_replacements_are_expected_of_every_key_that_was_tested() -> None:
     assert decide.expected_false_replacements(20, Policy(alpha=0.05)) == pytest.approx(1.0)
     assert decide.expected_false_replacements(20, Policy(alpha=0.05, num_keys=20)) == pytest.approx(0.05)
+
+
+# ---- what is settled already
+
+
+def native_at(*bounds: tuple[int, int]) -> Decision:
+    return Decision(Cell(bounds), Verdict.KEEP_NATIVE, "", (), (), "slower")
+
+
+def test_a_cell_is_covered_by_its_own_decision_or_by_those_of_all_its_parts_and_by_nothing_less() -> None:
+    low, high, beyond, one = native_at((33, 48)), native_at((49, 64)), native_at((65, 96)), native_at((1, 1))
+    every = [one, low, high, beyond]
+    assert decide.covering(every, Cell(((33, 64),))) == [low, high]
+    assert decide.covering(every, Cell(((1, 1),))) == [one]
+    assert decide.covering(every, Cell(((65, 96),))) == [beyond]
+    assert decide.covering([one, low, beyond], Cell(((33, 64),))) == [], "a half is not decided"
+    assert decide.covering([low, native_at((50, 64))], Cell(((33, 64),))) == [], "nor is one size between two parts"
+    assert decide.covering(every, Cell(((34, 48),))) == [], "a decision of more than the cell is another cell's"
+    assert decide.covering([], Cell(((1, 1),))) == []
+
+
+def test_a_box_is_covered_where_its_parts_fill_it_in_both_features() -> None:
+    parts = [native_at((1, 4), (1, 8)), native_at((1, 4), (9, 16)), native_at((5, 8), (1, 16))]
+    assert decide.covering(parts, Cell(((1, 8), (1, 16)))) == parts
+    assert decide.covering(parts[1:], Cell(((1, 8), (1, 16)))) == []

@@ -86,7 +86,7 @@ def evaluator(*, timeout_s: float = 30.0, reference: str = REFERENCE, native: st
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Evaluator]:
     """One zygote for every candidate: what one does must not touch the next."""
-    with evaluator(timeout_s=3.0) as running:
+    with evaluator() as running:
         yield running
     assert supervisor.descendants() == []
 
@@ -99,10 +99,9 @@ def test_a_right_candidate_passes_and_can_be_timed(shared: Evaluator, library: P
         assert trial.correctness.deterministic
         assert trial.correctness.max_bound_ratio == 0.0
         assert trial.correctness.num_cases >= 4
-        for native_first in (True, False):
-            native_s, candidate_s = trial.session.pair(0, native_first)
-            assert 0.0 < native_s < 1.0
-            assert 0.0 < candidate_s < 1.0
+        pairs = [trial.session.pair(0, index % 2 == 0) for index in range(6)]
+        for seconds in zip(*pairs, strict=True):  # a call takes microseconds: the fastest of six was not put off
+            assert 0.0 < min(seconds) < 0.1
 
 
 @pytest.mark.parametrize(
@@ -111,7 +110,7 @@ def test_a_right_candidate_passes_and_can_be_timed(shared: Evaluator, library: P
         ("segfault", Status.CRASH, "SIGSEGV"),
         ("aborts", Status.CRASH, "SIGABRT"),
         ("exits", Status.RUNTIME_ERROR, "exited with status 3"),
-        ("endless", Status.TIMEOUT, "longer than 3 s"),
+        ("endless", Status.TIMEOUT, "longer than 1 s"),
         ("greedy", Status.RUNTIME_ERROR, "the kernel did nothing"),
         ("zeros", Status.INCORRECT_NUMERICAL, "output y[0, 0]: must be within"),
         ("copied", Status.INCORRECT_NUMERICAL, "output y[0, 0]: must be within"),
@@ -123,13 +122,21 @@ def test_a_right_candidate_passes_and_can_be_timed(shared: Evaluator, library: P
     ],
 )
 def test_a_hostile_candidate_fails_alone_and_says_how(
-    shared: Evaluator, library: Path, symbol: str, status: Status, said: str
+    shared: Evaluator,
+    library: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    symbol: str,
+    status: Status,
+    said: str,
 ) -> None:
+    if status is Status.TIMEOUT:
+        monkeypatch.setattr(shared, "timeout_s", 1.0)
     with shared.trial(candidate(symbol), artifact(library, symbol), KEY) as trial:
         assert trial.status is status, trial.log
         assert said in trial.log
         with pytest.raises(EvaluationError, match="needs a candidate that passed"):
             _ = trial.session
+    monkeypatch.undo()
     with shared.trial(candidate("good"), artifact(library, "good"), KEY) as trial:
         assert trial.status is Status.PASSED, trial.log
 
@@ -208,7 +215,9 @@ def test_a_finalist_meets_every_adversarial_input_once_and_dense_ones_at_every_p
     assert shared.validate(candidate("zeros"), artifact(library, "zeros"), KEY).status is Status.INCORRECT_NUMERICAL
 
 
-def test_a_session_goes_on_after_an_arm_has_died(shared: Evaluator, library: Path) -> None:
+def test_a_session_goes_on_after_an_arm_has_died(
+    shared: Evaluator, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     symbols = ("good", "dies_later", "endless")
     arms = [Arm(str(KEY), 1, symbol) for symbol in symbols]
     bench = shared.bench(arms, {symbol: artifact(library, symbol) for symbol in symbols}, [KEY], fresh_process=False)
@@ -218,9 +227,11 @@ def test_a_session_goes_on_after_an_arm_has_died(shared: Evaluator, library: Pat
             for _ in range(200):
                 session.pair(1, False)
         assert (failed.value.arm, failed.value.status) == (1, Status.CRASH)
+        monkeypatch.setattr(shared, "timeout_s", 1.0)
         with pytest.raises(ArmFailed) as failed:
             session.pair(2, True)
         assert (failed.value.arm, failed.value.status) == (2, Status.TIMEOUT)
+        monkeypatch.undo()
         assert all(seconds > 0.0 for seconds in session.pair(0, True))
     with bench.session(6) as session, pytest.raises(ArmFailed):
         session.pair(1, True)

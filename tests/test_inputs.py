@@ -305,7 +305,6 @@ def test_lengths_are_skewed_as_in_serving() -> None:
 
 
 @given(st.integers(1, 12), st.integers(0, 60), st.integers(0, 200), st.integers(1, 50), st.integers(0, 100))
-@settings(deadline=None)
 def test_paged_prefill_inputs_agree_with_the_axes(
     batch: int, more_queries: int, more_pages: int, more_cache: int, seed: int
 ) -> None:

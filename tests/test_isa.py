@@ -50,8 +50,8 @@ int main() {{
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
-    return Cache(tmp_path_factory.mktemp("isa"))
+def cache(run_directory: Path) -> Cache:
+    return Cache(run_directory / "kernels")
 
 
 def _build(isa: str, template: str, cache: Cache) -> Artifact:

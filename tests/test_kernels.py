@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -86,10 +87,9 @@ Built = Callable[[Case], Artifact]
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Built:
+def built(run_directory: Path) -> Built:
     """Builds a case where this CPU can run it; the cache is shared by all workers of a run."""
-    own = tmp_path_factory.getbasetemp()
-    cache = Cache((own if worker_id == "master" else own.parent) / "kernels")
+    cache = Cache(run_directory / "kernels")
     artifacts: dict[Case, Artifact] = {}
 
     def get(case: Case) -> Artifact:

@@ -161,7 +161,7 @@ int main() {{
 """
 
 
-@settings(deadline=None, max_examples=4)
+@settings(max_examples=4)
 @given(st.lists(_terms, min_size=40, max_size=40), st.integers(0, 10**6), st.integers(1, 10**6))
 def test_an_expression_means_in_cpp_what_it_means_in_python(
     tmp_path_factory: pytest.TempPathFactory, terms: list[str], m: int, n: int

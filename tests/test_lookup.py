@@ -187,7 +187,7 @@ def calls(draw: st.DrawFn) -> tuple[DispatchTable, list[TensorFacts]]:
     return table, inputs
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300)
 @given(calls())
 def test_cpp_and_oracle_decide_alike(probe: Probe, call: tuple[DispatchTable, list[TensorFacts]]) -> None:
     table, inputs = call
@@ -202,7 +202,7 @@ def test_cpp_and_oracle_decide_alike(probe: Probe, call: tuple[DispatchTable, li
     ],
 )  # fmt: skip
 def test_the_made_up_calls_reach_every_reason(reason: str) -> None:
-    quick = settings(max_examples=3000, phases=[Phase.generate], database=None)
+    quick = settings(max_examples=3000, phases=[Phase.generate], database=None, derandomize=True)  # one must be found
     found = find(calls(), lambda call: oracle.choose(call[0], call[1], HERE).reason == reason, settings=quick)
     assert oracle.choose(found[0], found[1], HERE).reason == reason
 
@@ -265,7 +265,7 @@ def matrices(draw: st.DrawFn) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("torch_abi", [True, False])
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(a=matrices(), grad_mode=st.booleans())
 def test_module_and_oracle_decide_alike_on_real_tensors(
     gemm: ModuleType, toy_packages: toys.Packages, torch_abi: bool, a: torch.Tensor, grad_mode: bool

@@ -137,11 +137,13 @@ def test_a_link_is_swapped_in_one_step_and_stays_relative(tmp_path: Path) -> Non
 def test_a_link_that_cannot_be_swapped_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     link = tmp_path / "current"
     swap_symlink(link, "g1")
-    monkeypatch.setattr(Path, "symlink_to", disk_full)
-    with pytest.raises(RecordError, match="current: cannot be pointed at g2: No space left"):
-        swap_symlink(link, "g2")
-    assert str(link.readlink()) == "g1"
-    assert list(tmp_path.iterdir()) == [link]
+    for step in ("symlink_to", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, step, disk_full)
+            with pytest.raises(RecordError, match="current: cannot be pointed at g2: No space left"):
+                swap_symlink(link, "g2")
+        assert str(link.readlink()) == "g1", f"as before a {step} that failed: it is never away"
+        assert list(tmp_path.iterdir()) == [link]
 
 
 def test_an_out_directory_is_made_with_its_parents_and_left_empty(tmp_path: Path) -> None:

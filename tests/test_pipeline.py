@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import io
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
-from simulation import BLOCKS, Machine, write_definition
+from simulation import BLOCKS, Machine, SimulatedEvaluator, write_definition
 
 import fibc
 import fibc.evaluators
@@ -26,9 +28,12 @@ import fibc.sustain
 import fibc.task
 from fibc import gpu_lock, gpus, terminal
 from fibc.cache import Cache
+from fibc.decide import MAX_SPLITS
 from fibc.environment import detect
 from fibc.errors import GateError, InputError
+from fibc.gate import gate_digest
 from fibc.paths import OutLayout
+from fibc.process_bench import Outcome
 from fibc.records import Record, RecordLog
 from fibc.runtime.package import load, read_table
 from fibc.schema import codec
@@ -37,6 +42,7 @@ from fibc.schema.digest import digest_json
 from fibc.schema.evaluation import Status
 from fibc.schema.observed import Observed
 from fibc.schema.options import MODES, TuneOptions
+from fibc.schema.policy import Policy
 from fibc.schema.result import TuneResult
 from fibc.schema.silicon import Gpu
 from fibc.task import Task, read_task
@@ -245,9 +251,8 @@ def test_the_test_set_is_read_and_decides_nothing(machine: Callable[..., Machine
 
 
 def test_a_host_that_finds_native_faster_than_itself_is_refused(
-    machine: Callable[..., Machine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machine: Callable[..., Machine], own_cache: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("FIBC_CACHE_DIR", str(tmp_path / "own-cache"))
     machine(lambda block, rows: 1.3, gate_bias=1.05)
     with pytest.raises(GateError, match="40 of 40"):
         tune(tmp_path)
@@ -361,6 +366,44 @@ def default_digest(task: Task) -> str:
     return digest_json([task.environment.digest, task.native.digest, "process"])
 
 
+def test_whatever_a_decision_depends_on_makes_another_table_and_nothing_else_does(
+    machine: Callable[..., Machine], tmp_path: Path
+) -> None:
+    machine(lambda block, rows: 1.3)
+    path = write_definition(tmp_path / "defs", SIZES)
+    weighted = write_definition(tmp_path / "weighted", SIZES)
+    workloads = weighted.with_suffix(".workloads.jsonl")
+    first, *others = map(json.loads, workloads.read_text().splitlines())
+    first["workload"]["count"] = 100
+    workloads.write_text("".join(json.dumps(line) + "\n" for line in (first, *others)))
+
+    def fingerprint(at: Path = path, **changed: Any) -> str:
+        return read_task(at, None, TuneOptions(**changed), Cache()).fingerprint
+
+    swapped = "def run(x, weight):\n    return weight * x\n"
+    first_print = fingerprint()
+    prints = {
+        "margin": fingerprint(min_speedup=1.5),
+        "alpha": fingerprint(alpha=0.01),
+        "alpha of the table": fingerprint(alpha_table=True),
+        "trials": fingerprint(trials=7),
+        "seed": fingerprint(seed=7),
+        "split": fingerprint(split=(1.0, 0.0, 0.0)),
+        "traffic": fingerprint(weighted),
+        "workloads": fingerprint(write_definition(tmp_path / "more", (*SIZES, 900))),
+        "reference": fingerprint(write_definition(tmp_path / "other", SIZES, swapped)),
+    }
+    assert len({first_print, *prints.values()}) == 1 + len(prints), prints
+    assert fingerprint(budget_s=60.0, jobs=1, timeout_s=9.0, on_change="native") == first_print
+
+
+def test_a_gate_is_passed_for_one_environment_mode_and_timer_alone() -> None:
+    every = [
+        (one, mode, timer) for one in ("here", "there") for mode in MODES for timer in ("steady_clock", "cuda_event")
+    ]
+    assert len({gate_digest(*conditions) for conditions in every}) == len(every) == 12
+
+
 def test_the_mode_reaches_the_workers_and_the_plan(
     machine: Callable[..., Machine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -411,6 +454,37 @@ def test_what_was_seen_of_the_gpu_is_in_the_result_and_recorded(
     terminal.print_result(Console(file=text, width=200), result)
     shown = "1 of 40 timed pairs discarded (1 for an XID event (79)), 2 under the software power cap"
     assert f"gpu       {shown}\n" in text.getvalue()
+
+
+def test_a_winner_whose_output_was_wrong_after_it_had_been_timed_is_revoked(
+    machine: Callable[..., Machine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(lambda block, rows: 1.3 if block == 1 else 0.8)
+    bench = SimulatedEvaluator.bench
+
+    def late(self: SimulatedEvaluator, *arguments: Any, fresh_process: bool) -> Any:
+        if fresh_process:  # a session of the proof
+            stale = Outcome(Status.INCORRECT_NUMERICAL, "stale", None)
+            self.late_failures |= {digest: stale for digest, block in self._blocks.items() if block == 1}
+        return bench(self, *arguments, fresh_process=fresh_process)
+
+    monkeypatch.setattr(SimulatedEvaluator, "bench", late)
+    result = tune(tmp_path)
+    assert result.table is not None
+    assert {(row.verdict, row.revoked) for row in result.table.rows} == {(Verdict.KEEP_NATIVE, True)}
+    assert all("failed in fresh sessions" in row.reason and "INCORRECT" in row.reason for row in result.table.rows)
+    assert set(blocks(result).values()) == {None}
+
+
+def test_a_guarantee_over_the_table_pays_for_every_half_that_a_split_can_make() -> None:
+    keys = 10
+    policy = Policy(alpha=0.05, num_keys=keys)
+    shop: Any = SimpleNamespace(task=SimpleNamespace(policy=policy, options=TuneOptions(alpha_table=True)))
+    alphas = [fibc.prove._policy_at(shop, depth).key_alpha for depth in range(MAX_SPLITS + 1)]
+    assert alphas[0] == pytest.approx(0.05 / keys / 2)
+    assert sum(keys * 2**depth * alpha for depth, alpha in enumerate(alphas)) == pytest.approx(0.05)
+    shop.task.options = TuneOptions()
+    assert fibc.prove._policy_at(shop, 2) is policy
 
 
 def test_a_winner_on_a_gpu_that_slows_down_when_it_runs_alone_is_revoked(

@@ -77,9 +77,9 @@ def test_an_arm_that_a_device_had_no_time_for_has_no_estimate() -> None:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int, int], float]], Machine]:
-    monkeypatch.setenv("FIBC_CACHE_DIR", str(tmp_path / "cache"))
-
+def machine(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Callable[[int, int], float]], Machine]:
     def make(speedup: Callable[[int, int], float]) -> Machine:
         made = Machine(tmp_path, speedup)
         made.install(monkeypatch)
@@ -107,7 +107,7 @@ def test_a_winner_that_does_not_hold_over_all_devices_is_demoted_and_the_odd_dev
         return recheck(shop, rows, salt, others)  # type: ignore[arg-type]
 
     monkeypatch.setattr(fibc.retuning, "recheck", over_all)
-    (result,) = fibc.retune(tmp_path / "out", max_age_s=0.0, check=True)
+    (result,) = fibc.retune(tmp_path / "out", salt="tonight", max_age_s=0.0, check=True)
     assert [flip.cell for flip in result.flips] == ["1"]
     assert result.num_held == 1
     odd = [note for note in result.notes if note.startswith("the first device: ")]

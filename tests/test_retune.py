@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,12 +20,14 @@ import fibc
 import fibc.evaluators
 import fibc.installed
 import fibc.retuning
+from fibc import measure
 from fibc.codegen import generations
 from fibc.errors import InputError, SchemaError
 from fibc.paths import OutLayout
 from fibc.records import RecordLog
 from fibc.runtime.package import load, read_table
 from fibc.schema.evaluation import Status
+from fibc.schema.evidence import Assessment, Estimate
 from fibc.schema.observed import Observed
 from fibc.schema.retune_options import duration_s
 from fibc.schema.silicon import Gpu
@@ -67,8 +69,8 @@ def tune(tmp_path: Path, sizes: tuple[int, ...] = SIZES, **options: Any) -> Disp
     return result.table
 
 
-def retune(tmp_path: Path, **options: Any) -> RetuneResult:
-    (result,) = fibc.retune(tmp_path / "out", **options)
+def retune(tmp_path: Path, *, salt: str = "tonight", **options: Any) -> RetuneResult:
+    (result,) = fibc.retune(tmp_path / "out", salt=salt, **options)
     return result
 
 
@@ -142,20 +144,20 @@ def test_a_night_without_a_change_measures_nothing(machine: Callable[..., Machin
     assert generations.generations(package(tmp_path)) == before
 
 
-def test_a_night_without_a_change_imports_no_torch_and_ends_within_five_seconds(
+def test_a_night_without_a_change_imports_no_torch_and_takes_less_than_five_seconds_of_a_cpu(
     machine: Callable[..., Machine], tmp_path: Path
 ) -> None:
     machine(lambda block, rows: 1.2 if block == 1 else 0.8)
     tune(tmp_path)
     program = (
-        "import sys, fibc\n"
+        "import sys, time, fibc\n"
         f"(result,) = fibc.retune({str(tmp_path / 'out')!r})\n"
-        "print(result.action, 'torch' in sys.modules)\n"
+        "print(result.action, 'torch' in sys.modules, time.process_time())\n"
     )
-    began = time.monotonic()
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.split() == ["unchanged", "False"]
-    assert time.monotonic() - began < 5.0
+    action, has_torch, cpu_s = done.stdout.split()
+    assert (action, has_torch) == ("unchanged", "False")
+    assert float(cpu_s) < 5.0
 
 
 # An upgrade -----------------------------------------------------------------------------------------------------------
@@ -228,6 +230,7 @@ def test_a_winner_that_fails_validation_now_is_demoted(
     assert set(served(tmp_path).values()) == {2}
     assert len(result.flips) == 4
     assert all("INCORRECT_NUMERICAL" in flip.why for flip in result.flips)
+    assert sessions_of(tmp_path, "recheck") == {}, "what is wrong is not timed"
 
 
 def test_a_winner_whose_margin_vanished_is_searched_again_and_the_better_one_serves(
@@ -241,6 +244,52 @@ def test_a_winner_whose_margin_vanished_is_searched_again_and_the_better_one_ser
     assert result.retuned == ("2",)
     assert served(tmp_path)["2"] == 2
     assert "no longer 1.02x" in result.flips[0].why
+
+
+def test_a_margin_that_vanished_at_one_size_of_a_cell_is_enough_to_search_it_again(
+    machine: Callable[..., Machine], upgrade: Callable[[str], None], tmp_path: Path
+) -> None:
+    made = machine(lambda block, rows: {1: 1.3, 2: 1.2}.get(block, 0.8))
+    tune(tmp_path)
+    upgrade("99.0")
+    made.speedup = lambda block, rows: 1.012 if block == 1 and rows == 4 else {1: 1.3, 2: 1.2}.get(block, 0.8)
+    result = retune(tmp_path)
+    assert result.retuned == ("3..4",)
+    assert served(tmp_path) == {"1": 1, "2": 1, "3..4": 2, "5..8": 1}
+    assert "at rows=4 is no longer 1.02x" in result.flips[0].why
+
+
+def sessions_of(tmp_path: Path, stage: str) -> dict[str, int]:
+    """Return how many sessions of ``stage`` each key has in the records."""
+    log = RecordLog(OutLayout(tmp_path / "out").records("toy"), definition="", environment="")
+    found: dict[str, set[int]] = {}
+    for record in log.read():
+        if record.kind == "samples" and record.value["stage"] == stage:
+            found.setdefault(record.value["arm"]["key"], set()).add(record.value["seed"])
+    return {key: len(seeds) for key, seeds in found.items()}
+
+
+def test_four_sessions_do_for_a_clear_winner_and_one_within_noise_of_the_margin_gets_eight_more(
+    machine: Callable[..., Machine], upgrade: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = machine(lambda block, rows: 1.3 if block == 1 else 0.8)
+    tune(tmp_path)
+    upgrade("99.0")
+    made.speedup = lambda block, rows: (1.0208 if rows == 2 else 1.3) if block == 1 else 0.8
+    first: list[Estimate | None] = []
+    assess = measure.assess
+
+    def spy(*arguments: Any, **options: Any) -> Assessment:
+        seen = assess(*arguments, **options)
+        first.extend(seen.of("2"))
+        return seen
+
+    monkeypatch.setattr(measure, "assess", spy)
+    retune(tmp_path)
+    doubtful = first[0]
+    assert doubtful is not None
+    assert (len(doubtful.effects), doubtful.mean > math.log(1.02) > doubtful.lower) == (4, True), doubtful
+    assert sessions_of(tmp_path, "recheck") == {"1": 4, "2": 4 + 8, "3..4": 4, "5..8": 4}
 
 
 def test_serving_kernels_are_the_bytes_that_were_published(
@@ -291,6 +340,30 @@ def test_a_search_after_an_upgrade_begins_with_what_was_best_before(
     assert len(result.table.variants) == 1
 
 
+def test_a_night_of_one_salt_sees_the_same_again_and_without_one_the_generation_is_it(
+    machine: Callable[..., Machine], upgrade: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fibc.recheck import Recheck, recheck
+
+    machine(lambda block, rows: 1.3 if block == 1 else 0.8)
+    tune(tmp_path)
+    upgrade("99.0")
+    seen: list[tuple[str, Recheck]] = []
+
+    def spy(shop: Any, rows: Any, salt: str, others: Any) -> Recheck:
+        seen.append((salt, recheck(shop, rows, salt, others)))
+        return seen[-1][1]
+
+    monkeypatch.setattr(fibc.retuning, "recheck", spy)
+    for salt in ("one", "one", "other", ""):
+        retune(tmp_path, salt=salt, check=True)
+    generation = (package(tmp_path) / "current").resolve().name
+    assert [salt for salt, _ in seen] == ["one", "one", "other", generation]
+    first, again, other, _ = (checked.rows for _, checked in seen)
+    assert first == again
+    assert first != other
+
+
 # Reasons --------------------------------------------------------------------------------------------------------------
 
 
@@ -298,8 +371,7 @@ def test_old_evidence_is_shown_again(machine: Callable[..., Machine], tmp_path: 
     made = machine(lambda block, rows: 1.3 if block == 1 else 0.8)
     tune(tmp_path)
     made.speedup = lambda block, rows: 1.3 if block == 3 else 0.8
-    time.sleep(1.1)
-    result = retune(tmp_path, max_age_s=1.0)
+    result = retune(tmp_path, max_age_s=0.0)
     assert "days ago" in result.reasons[0]
     assert len(result.flips) == 4
     assert set(served(tmp_path).values()) == {3}, "what an earlier search had seen was measured anew"
@@ -403,7 +475,7 @@ def test_a_package_that_fails_does_not_end_the_night_of_the_others(
     broken.mkdir()
     (broken / "__init__.py").touch()
     upgrade("99.0")
-    results = fibc.retune(tmp_path / "out")
+    results = fibc.retune(tmp_path / "out", salt="tonight")
     assert [(item.definition, item.action) for item in results] == [("broken", "failed"), ("toy", "renewed")]
 
 

@@ -121,7 +121,7 @@ def test_a_finding_ends_the_runs_and_is_told(
 @pytest.mark.parametrize(
     ("symbol", "status", "said"),
     [
-        ("endless", Status.TIMEOUT, "--tool memcheck took longer than 8 s"),
+        ("endless", Status.TIMEOUT, "--tool memcheck took longer than 3 s"),
         ("exits", Status.RUNTIME_ERROR, "--tool memcheck ended with status 3"),
         ("loses_context", Status.RUNTIME_ERROR, "the kernel did nothing"),
     ],
@@ -129,7 +129,7 @@ def test_a_finding_ends_the_runs_and_is_told(
 def test_a_finalist_that_fails_under_a_tool_is_blamed(
     tool: Sanitizer, library: Path, symbol: str, status: Status, said: str
 ) -> None:
-    found = run(tool, library, symbol, timeout_s=8)
+    found = run(tool, library, symbol, timeout_s=3 if status is Status.TIMEOUT else 60)
     assert (found.status, found.tools) == (status, ("memcheck",))
     assert said in found.log
 
@@ -167,8 +167,7 @@ BEST, SECOND = 3, 4
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    monkeypatch.setenv("FIBC_CACHE_DIR", str(tmp_path / "cache"))
+def machine(own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine(tmp_path, lambda block, rows: {BEST: 1.3, SECOND: 1.2}.get(block, 0.9))
     made.install(monkeypatch)
     monkeypatch.setattr("fibc.task._sanitizer", lambda options, gpu: FAKE if options.sanitize else None)

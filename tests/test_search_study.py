@@ -401,6 +401,7 @@ def test_a_file_that_is_no_database_is_bad_input_and_stays(tmp_path: Path) -> No
 
 def test_a_locked_database_is_an_error_that_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fibc.search.store.SQLITE_WAIT_S", 0)
+    monkeypatch.setattr("time.sleep", lambda _: None)  # optuna's, between its tries
     with StudyStore(tmp_path / "studies.db") as store:
         study = open_study(store, "key", SPACES)
         proposal = study.ask()

@@ -192,7 +192,7 @@ _names = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     _names, st.integers(1, 10**6), st.integers(1, 10**6), st.permutations(["A", "B"]), st.permutations(["M", "N", "K"])
 )

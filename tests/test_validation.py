@@ -102,6 +102,25 @@ def test_a_kernel_that_writes_between_rows_is_caught() -> None:
     assert "bytes outside of the tensor" in outcome.message
 
 
+@pytest.mark.parametrize("large", [False, True])
+def test_a_kernel_that_changes_its_input_is_caught_also_where_that_is_compared_at_the_end(
+    large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Careless(Kernel):
+        """Its outputs are right: it writes behind its last call, the one by value."""
+
+        def __call__(self, x: Tensor) -> Tensor:
+            y = super().__call__(x)
+            x.view(-1)[-1] = 0.5
+            return y
+
+    monkeypatch.setattr(validation, "SMALL_BYTES", 0 if large else 1 << 20)
+    assert judge(Kernel(double)).status is Status.PASSED
+    outcome = judge(Careless(double))
+    assert outcome.status is Status.INCORRECT_NUMERICAL
+    assert outcome.message == "dense at rows=3: input x: must stay unchanged, got other values after the call"
+
+
 def test_a_result_by_value_of_another_form_is_caught() -> None:
     class Wide(Kernel):
         def __call__(self, x: Tensor) -> Tensor:

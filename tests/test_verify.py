@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -82,7 +83,7 @@ def test_a_night_leaves_a_package_that_verifies(
     known = dict(fibc.installed.package_facts())
     monkeypatch.setattr(fibc.installed, "package_facts", lambda: {**known, "flashinfer": "99.0"})
     machine.speedup = lambda block, rows: 0.8 if block == 1 and rows == 1 else {1: 1.3, 2: 1.2}.get(block, 0.8)
-    (result,) = fibc.retune(tmp_path / "out")
+    (result,) = fibc.retune(tmp_path / "out", salt="tonight")
     assert [flip.cell for flip in result.flips] == ["1"]
     seen = verify(tmp_path, rebuild=True)
     assert [item for item in seen.items if item.verdict != "same"] == []
@@ -109,11 +110,12 @@ def rewrite(tmp_path: Path, kind: str, change: Callable[[object], None]) -> None
     path = OutLayout(tmp_path / "out").records("toy")
     kept = list(RecordLog(path, definition="", environment="").read())
     path.unlink()
-    for record in kept:
-        if record.kind == kind:
-            change(record.value)
-        with RecordLog(path, definition=record.definition, environment=record.environment) as log:
-            log.append(record.kind, record.value)
+    for (definition, environment), records in itertools.groupby(kept, lambda item: (item.definition, item.environment)):
+        with RecordLog(path, definition=definition, environment=environment) as log:
+            for record in records:
+                if record.kind == kind:
+                    change(record.value)
+                log.append(record.kind, record.value)
 
 
 def test_raw_pairs_that_say_something_else_are_found(machine: Machine, tmp_path: Path) -> None:

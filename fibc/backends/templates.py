@@ -40,6 +40,7 @@ class TemplateSet(Mapping[str, Template]):
         roots = (BUILTIN_TEMPLATES, *directories)
         self._templates = {template.name: template for template in load_templates(roots, backend)}
         self._lacks = lacks
+        self._digests: dict[str, str] = {}
         self.render = Renderer(roots)
 
     def __getitem__(self, name: str) -> Template:
@@ -74,8 +75,14 @@ class TemplateSet(Mapping[str, Template]):
         return [[item.name, repr(item), self.render.sources(item.source_name)] for item in self.serving(definition)]
 
     def text_digest(self, template: Template) -> str:
-        """Return the digest of a template's files and of all that its source includes."""
-        return digest_json([template.digest, self.render.sources(template.source_name)])
+        """Return the digest of a template's files and of all that its source includes, as they were when first asked.
+
+        Every key asks for every template's, and reading the sources for what they include takes 7 ms.
+        """
+        if template.name not in self._digests:
+            sources = self.render.sources(template.source_name)
+            self._digests[template.name] = digest_json([template.digest, sources])
+        return self._digests[template.name]
 
     def spaces(
         self, definition: Definition, space: Callable[[Template, Match], Space | str]
